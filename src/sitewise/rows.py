@@ -143,7 +143,7 @@ class HeldOut(SiteRows):
     known_codes: Tensor | None = None  # the full codes of z, if some are masked in `codes`
 
     def shifted(self, shift: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same rows after adding `shift` of their codes, (n, K), to log f."""
+        """Return the same rows with `shift(codes)`, (n, K), added to log f."""
         return replace(self, raw_log_ratio=self.raw_log_ratio + shift(self.codes)) if len(self) else self
 
     def balanced(self, log_mean: Callable[[Tensor], Tensor]) -> Self:

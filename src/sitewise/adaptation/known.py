@@ -356,9 +356,10 @@ def _read_model(
 def shared_schema(
     confounders: Confounders | None, prior: Belief | None, start: Belief | None, problems: Problems
 ) -> Confounders | None:
-    """Return the given schema of Z; if it is None, that of `prior` or else `start`, if they depend on z.
+    """Return the first schema of Z that is not None: `confounders`, that of `prior`, or that of `start`.
 
-    A schema of `prior` or `start` that differs from the returned one is added to `problems`.
+    A `prior` or `start` that does not depend on z has no schema. Other schemas must equal the returned one; if one does
+    not, this is added to `problems`.
     """
     for name, belief in (("prior", prior), ("start", start)):
         if belief is None or belief.schema is None:

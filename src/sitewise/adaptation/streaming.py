@@ -108,7 +108,10 @@ def read_chunks(
     sample_weight: Any,
     groups: Any,
 ) -> tuple[Evidence, Notes]:
-    """Check and arrange rows in chunks; `y`, `sample_weight` and `groups` have an entry for each row of all chunks."""
+    """Check and arrange rows that come in chunks.
+
+    `y`, `sample_weight` and `groups` are not in chunks: each has an entry for every row.
+    """
     check_categorical(has_z, schema, categorical, problems)
     problems.raise_if_any()
     if has_z and schema is None:

@@ -35,7 +35,8 @@ def evaluate(
 ) -> None:
     """Evaluate an adapted model on labeled rows of its site.
 
-    It is compared with the model as trained, with recalibrated models, and with the performance expected without labels.
+    It is compared with the model as trained, with recalibrated models, and with the performance expected without
+    labels.
     """
     output = Output(quiet, as_json)
     if out is not None:

@@ -48,9 +48,10 @@ def compare_features(matched: Matched, source: Tensor, target: Tensor) -> Repres
 
 
 def whitening(matched: Matched, source: Tensor, target: Tensor) -> Tensor:
-    """Return the map (D, C) from D features to C principal components of their residuals given z and class.
+    """Return a matrix (D, C) that maps D features to C principal components with about unit variance.
 
-    The components have about unit variance; small variances are shrunk towards the mean.
+    The components are those of the features' residuals given z and class. Before scaling to unit variance, their
+    variances are shrunk towards the mean variance, so that components of small variance are not scaled up too much.
     """
     left, own, _ = matched.residuals(source, target)
     covariance = torch.zeros(left.shape[1], left.shape[1], dtype=torch.float64)

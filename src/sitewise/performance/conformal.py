@@ -28,9 +28,10 @@ class PredictionSets:
     coverage : float
         The nominal coverage: the probability with which a set contains the class of its row.
     by_class : bool
-        Whether the coverage holds for the rows of every class. Otherwise, it holds for all rows together.
+        Whether the coverage holds within each class. Otherwise, it holds on average over all rows.
     effective_rows : float
-        The effective number of the weighted labeled rows. If `by_class`, the smallest such number among the classes.
+        The effective number of the labeled rows that determined the sets, after weighting them like the site. If
+        `by_class`, the smallest such number among the classes.
 
     Examples
     --------

@@ -51,10 +51,10 @@ def draw_labels(
     directions: Sequence[Direction] = (),
     known: Array | None = None,
 ) -> Array:
-    """Draw labels (B, n): one for each row from log f and each of B versions of log g (n, K).
+    """Draw a label for each row and each of B versions of log g, (n, K); return the labels (B, n).
 
-    In each draw, the logits also change by a random amount along every direction. `known` (n,) holds known labels, and
-    NaN for the other rows.
+    A label is drawn from P(y|x,z), the product of f and g. In each draw, f and g also have an error along every one of
+    `directions`: its change times a standard normal number. `known` (n,) has known labels, and NaN for other rows.
     """
     drawn = []
     for log_prevalence in log_prevalences:

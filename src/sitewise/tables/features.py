@@ -186,7 +186,10 @@ def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Prob
 
 
 def refuse_decimal_commas(rows: Rows, name: str, place: Place, problems: Problems) -> bool:
-    """Return whether a column holds numbers with decimal commas, and report it: they would be read as categories."""
+    """Return whether most values of a text column are numbers with decimal commas.
+
+    If so, this is added to `problems`, because such numbers would be read as categories.
+    """
     cells = plain(rows.column(name))
     if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
         return False

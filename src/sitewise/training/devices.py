@@ -118,7 +118,7 @@ class MixedPrecision(nn.Module):
 
 
 class ScaledOptimizer:
-    """An optimizer whose gradients belong to a scaled loss."""
+    """An optimizer for mixed precision: it unscales the gradients of a scaled loss before a step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
         self.optimizer, self.scaler = optimizer, scaler
@@ -315,7 +315,10 @@ def shared_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def check_agreement(fabric: Any, identity: Mapping[str, str], hint: str) -> None:
-    """Raise ValueError in every process if the identity of any process differs from that of the first."""
+    """Raise ValueError in every process if the processes do not run the same training.
+
+    `identity` describes the training of this process: its settings and data.
+    """
     everybody: list[Any] = [None] * fabric.world_size
     torch.distributed.all_gather_object(everybody, dict(identity))
     for rank, theirs in enumerate(everybody):

@@ -154,9 +154,9 @@ class Family(ABC):
         return []
 
     def finish(self, fit: Fit, evidence: Evidence) -> Fit:
-        """Fit g at rows with missing values of z, if `fit_rows` did not do it; return the new fit.
+        """Return a fit with g at rows that lack values of z, if `fit_rows` did not fit it there.
 
-        By default, the fit is returned unchanged.
+        A family whose `fit_rows` does so need not override this method: it returns `fit` itself.
         """
         return fit
 

@@ -36,7 +36,7 @@ LAST_LAYER_PENALTY = 1.0
 
 @dataclass(frozen=True)
 class NetworkProblem(SiteLikelihood):
-    """The observed likelihood as a function of a network, with F input columns for each of U distinct z."""
+    """The observed likelihood as a function of the network of g, whose inputs are the U distinct z with F columns."""
 
     inputs: Tensor  # (U, F)
 

@@ -26,9 +26,10 @@ CLOSE = 1e-13  # tolerance of means
 
 
 def copy_for_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> tuple[Points, Tensor]:
-    """Return copies of each point, one for each of five quantiles of its slope of log f, and the weights of all copies.
+    """Return five copies of each point, which differ in the slope of log f, and the weights of all copies.
 
-    Points of negligible weight are left out. If the slope is fixed, each point has one copy.
+    The slopes of the copies are quantiles of the slope's distribution given the labels and the point. Points of
+    negligible weight are left out. If the slope is fixed, each point has one copy.
     """
     some = (weight > NEGLIGIBLE * weight.max()).nonzero().flatten()
     heavy, share = take_points(points, some), weight[some] / weight[some].sum()

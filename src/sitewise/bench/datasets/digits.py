@@ -38,13 +38,19 @@ def confounded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> t
 
 
 def y_causes_z(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw y = [βU + (1-β)α > ½] and the score of z, βy/2 + (1-β/2)U', with U and U' uniform on [0, 1]."""
+    """Draw y, which is 1 if βU + (1-β)α > ½, and then the score of z, βy/2 + (1-β/2)U'.
+
+    U and U' are uniform on [0, 1].
+    """
     y = beta * rng.random(n) + (1 - beta) * alpha > 0.5
     return y.astype(np.int64), beta * y / 2 + (1 - beta / 2) * rng.random(n)
 
 
 def z_causes_y(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw y = [βz/2 + βU'/2 + (1-β)α > ½] and the score U of z; z is binary, and U and U' are uniform on [0, 1]."""
+    """Draw the score U of a binary z, and then y, which is 1 if βz/2 + βU'/2 + (1-β)α > ½.
+
+    U and U' are uniform on [0, 1].
+    """
     score = rng.random(n)
     y = beta * binary(score) / 2 + beta * rng.random(n) / 2 + (1 - beta) * alpha > 0.5
     return y.astype(np.int64), score

@@ -86,8 +86,8 @@ class SiteRoles:
 def load_isic64(folder: Folder) -> SmallImages:
     """Read isic64's table; `isic64_roles` makes the sites of its experiment.
 
-    A site is a collection of the archive or one of the four contributing centres of HAM10000. y is melanoma. z is age,
-    anatomical site (anterior, posterior and lateral torso are one level, as in `bench.datasets.isic`) and sex. The
+    A site is a collection of images in the ISIC Archive, or one of the four centres of HAM10000. y is melanoma. z is
+    age, anatomical site (anterior, posterior and lateral torso are one level, as in `bench.datasets.isic`) and sex. The
     group of a row is its lesion; if this is unknown, its patient; if both are unknown, the image.
 
     Parameters

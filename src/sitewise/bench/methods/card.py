@@ -8,7 +8,7 @@ from sitewise.confounders.variables import Continuous
 
 @dataclass(frozen=True)
 class Card:
-    """The entries of a method in both tables of methods; None means "does not apply".
+    """The entries of a method in the two tables that compare methods; None means "does not apply".
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Card:
         Information about the labels of a new site that the method needs: "no", "P(Y)", "labels" or "true g". A method
         with a value other than "no" is a reference and not a competitor.
     unlabeled_in_training : bool
-        Whether training uses unlabeled rows of other sites.
+        Whether training also uses unlabeled rows of the new site.
     estimates_g : str
         How g is estimated.
     without_z : str

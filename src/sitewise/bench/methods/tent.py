@@ -83,7 +83,7 @@ class Certainty:
 
 
 def sharpen(module: nn.Module, X: Inputs, z: Tensor, *, rate: float, passes: int, seed: int, device: str) -> nn.Module:
-    """Minimize the mean entropy of a module's outputs for rows, over its parameters with `requires_grad`.
+    """Train the parameters with `requires_grad` of a module to minimize the mean entropy of its outputs for the rows.
 
     Return the trained module; `rate` is the learning rate and `passes` the number of passes over the rows.
     """

@@ -101,12 +101,13 @@ def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
 def site_tilt(
     bank: Bank, joint: Tensor, codes: Tensor, y: Tensor, weight: Tensor, groups: Tensor | None = None
 ) -> Tensor:
-    """Return factors (n,) on the weights of labeled rows, which adapt them to a site's P(z, y) over M points of a bank.
+    """Return factors (n,) for the weights of labeled rows, so that their P(z, y) is like that of a site.
 
-    P(z, y) is `joint` (M, K). `codes`, `y`, `weight` and `groups` describe the rows, whose z is known. Within each
-    class, the weights change as little as possible such that the means of simple features of z are those of the joint.
-    Only these means are matched, because an estimated joint is concentrated on few points. If too few effective rows
-    remain, a smaller change is made. Rows of a group count as one.
+    P(z, y) of the site is `joint` (M, K), at the M points of z in `bank`. `codes`, `y`, `weight` and `groups` describe
+    the labeled rows, whose z is known. Within each class, the weights change as little as possible such that the means
+    of simple features of z are those of the site. Only these means are matched: an estimated joint is concentrated on
+    few points, and to match all of it would leave few effective rows. If too few effective rows remain, a smaller
+    change is made. Rows of a group count as one.
     """
     own, points = (z_features(part, bank.codes, bank.schema) for part in (codes, bank.codes))
     tilt = torch.ones_like(weight)

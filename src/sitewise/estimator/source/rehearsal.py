@@ -319,7 +319,10 @@ class Nodes:
         return self.log_prior(numbers, centre)
 
     def convolved(self, log_likelihood: Tensor, error: float) -> Tensor:
-        """Return log-likelihoods (M, choices) after convolution of the likelihoods with a normal error of the level."""
+        """Return the log of likelihoods (M, choices) that are averaged over nearby levels of the same factor.
+
+        The weights of the levels are those of a normal error of the level with standard deviation `error`.
+        """
         if error < 0.02:
             return log_likelihood
         by_factor = log_likelihood.reshape(-1, self.n_levels, log_likelihood.shape[1])

@@ -191,7 +191,10 @@ def curve(key: str, points: Sequence[dict[str, Any]], label: int, name: str, tit
 def histograms(
     key: str, before: Sequence[float], after: Sequence[float], threshold: float | None, title: str, description: str
 ) -> Markup:
-    """Histograms of probabilities on a square-root axis: "before" in the upper panel, "after" in the lower one."""
+    """Histograms of probabilities: "before" in the upper panel, "after" in the lower one.
+
+    The heights (shares of the rows) are drawn on a square-root scale.
+    """
     across = Scale(0, 1, LEFT, WIDTH - RIGHT)
     top = max(*before, *after, 0.01) ** 0.5
     panels = ((14.0, 84.0, "before", before), (98.0, 168.0, "after", after))
