@@ -205,7 +205,7 @@ def add_tasks(tasks: Sequence[Any], add: Callable[[Any], Any]) -> Any:
 
 
 def current_client() -> Any:
-    """Return the client of the Dask cluster; None if there is no cluster, so that this process computes."""
+    """Return the client of the Dask cluster; None if there is no cluster: this process then computes."""
     distributed = sys.modules.get("distributed")
     try:
         return None if distributed is None else distributed.get_client()

@@ -522,7 +522,7 @@ def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator
 
 
 def fit_of(estimate: PrevalenceEstimate) -> Fit:
-    """Return the private fit of an estimate, for other modules: candidates, post-fit diagnostics and posterior."""
+    """Return the private fit of an estimate (candidates, post-fit diagnostics, posterior), for use by other modules."""
     return estimate._fit
 
 

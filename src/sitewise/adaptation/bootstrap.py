@@ -231,7 +231,8 @@ def bootstrap_fit(
 ) -> Iterator[tuple[Prevalence, Tensor]]:
     """Estimate g from draws of the rows, and yield each estimated g with its mean over the drawn rows (K,).
 
-    Model and strength are those of the fit. The draws use the resamples of the calibration, if there is one, in turn.
+    Model and strength are those of the fit. If a calibration is given, each draw
+    uses another one of its resamples, and the first one again after the last.
     """
     if not evidence.in_memory:
         raise ValueError(NOT_IN_MEMORY)

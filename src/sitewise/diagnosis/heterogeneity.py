@@ -44,7 +44,7 @@ class ScoreTest:
 def column_features(column: pd.Series) -> tuple[Tensor, Tensor]:
     """Return a column's features for main effects and for interactions: powers of a number, or frequent levels.
 
-    Both have the shape (n, d), and include a column that marks missing values, if there are any.
+    Each tensor has a row for each of the n rows. If values are missing, one of its columns marks them.
     """
     missing = column.isna().to_numpy()
     gaps = [missing.astype(float)] if missing.any() else []

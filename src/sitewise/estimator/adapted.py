@@ -530,7 +530,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @cached_property
     def drawn_rows(self) -> DrawnRows:
-        """The rows that were passed to `adapt` with the distribution of their labels, for expected performance."""
+        """The rows of `adapt`, each with the estimated distribution of its label, for expected performance."""
         return drawn_rows(self)
 
     def expected_performance(

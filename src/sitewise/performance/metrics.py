@@ -64,7 +64,7 @@ class Predictions:
         return cls(probability, predicted, n_classes, rankings, confidence)
 
     def confusion(self, truth: Array, weight: Array) -> Array:
-        """Return the expected confusion matrix (R, K, K): rows are true classes, columns predicted classes."""
+        """Return the expected confusion matrices (R, K, K) for R truths (R, K, n); their rows are the true classes."""
         called = np.eye(self.n_classes)[self.predicted] * weight[:, None]
         return np.asarray(truth @ called)
 

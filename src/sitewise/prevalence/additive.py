@@ -67,10 +67,10 @@ def _windows(knots: tuple[float, ...], degree: int, dtype: torch.dtype, device: 
 
 
 def nonzero_splines(values: Tensor, knots: Sequence[float], degree: int = DEGREE) -> Nonzero:
-    """Return the index of the first nonzero basis function at each value, and the degree + 1 nonzero functions.
+    """Return for each value the index of the first nonzero basis function, and the degree + 1 nonzero values.
 
-    The values must lie within the knots. The functions are computed by the recursion of Cox and de Boor. Beyond both
-    ends, the knots are continued at the spacing of the two outermost knots.
+    `values` must lie within the knots. The functions are computed by the recursion of Cox and de Boor. Beyond each end,
+    the knots are continued at the spacing of the last two knots at this end.
     """
     inner, windows = _windows(tuple(knots), degree, values.dtype, values.device)
     # The interval of a value is the number of inner knots up to the value; the last interval includes its end.

@@ -13,7 +13,7 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.schema import mask_patterns
 
 FLOOR = math.log(1e-12)  # lower limit of log g
-SMOOTHING = 1.0  # pseudo-rows with uniform labels, so that g is finite at a site with one class only
+SMOOTHING = 1.0  # pseudo-rows with uniform labels, so that log g is finite even if only one class occurs
 
 
 @runtime_checkable

@@ -117,7 +117,7 @@ class SiteRows:
 
 
 def site_rows(targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders) -> SiteRows:
-    """Sum a site's rows over equal z; labels are smoothed, so that g is finite at a site with one class only."""
+    """Sum a site's rows over equal z; labels are smoothed, so that log g is finite even if only one class occurs."""
     data = aggregate(smooth(targets, weight, SMOOTHING), codes, weight)
     return SiteRows(features(data.codes, schema), data.totals, data.weight)
 

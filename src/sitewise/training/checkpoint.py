@@ -96,7 +96,7 @@ def seal(content: bytes) -> bytes:
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """Read a checkpoint and compare its checksum; a file cannot run code."""
+    """Read a checkpoint and verify its checksum; no code in the file is executed."""
     sealed = path.read_bytes()
     if not sealed.startswith(MARK):
         raise ValueError(OTHER.format(path=path))

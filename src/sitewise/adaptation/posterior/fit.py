@@ -160,7 +160,7 @@ class Problem:
         return at if deviation is None else deviation.put_on(at)
 
     def weigh(self, deviation: Deviation | None) -> Weighed:
-        """Return points of level and factor with their weights (equation 18i), with the given deviation, if any."""
+        """Return points of level and factor, and their weights (equation 18i) given the deviation, if there is one."""
 
         def unlabeled(rows: Evidence, factor: Tensor, level: Tensor) -> Tensor:
             log_likelihood = (

@@ -18,8 +18,8 @@ class Run:
     """One training with one seed, and the methods that use its network.
 
     If the training uses unlabeled rows of a test site, `target` is the name of this site, and methods are scored at
-    this site only; otherwise it is None. `digits` names the source of the data (digits or images); it is None for
-    simulated data.
+    this site only; otherwise it is None. `digits` is the name of the set of digits or images, for
+    example "mnist"; it is None for simulated data.
     """
 
     experiment: str

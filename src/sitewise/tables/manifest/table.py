@@ -208,5 +208,5 @@ def name_rows(chosen: Any, table: pd.DataFrame, column: str = "path") -> str:
 
 
 def and_more(count: int, before: str = ", ") -> str:
-    """Return the text that ends a list of more than `SHOWN` entries: the number of the others."""
+    """Return the text after the first `SHOWN` entries of a list: the number of entries that are left out, if any."""
     return f"{before}and {count - SHOWN} more" if count > SHOWN else ""
