@@ -58,7 +58,7 @@ def plan(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Plan how many unlabeled rows, or labels, are enough for a wanted interval or loss, from labeled source data."""
+    """From labeled source data, plan how many unlabeled rows, or labels, of a new site are enough for a wanted goal."""
     output = Output(quiet, as_json)
     if out is not None:
         check_out(out, True, reading=[data], suffixes=(".png", ".pdf"))

@@ -172,7 +172,7 @@ def sampling_variance_of_predictions(
 
 
 def contradiction(points: Points, marginals: Tensor, evidence: Evidence, slope: float, known: Known) -> Contradiction:
-    """Compare a known prevalence with the posterior that does not use it, `points` and `marginals`."""
+    """Compare a known prevalence with a posterior that was computed without it, given by `points` and `marginals`."""
     predicted = stratum_means(evidence, points, slope, known.strata)[0]
     at = torch.logit(predicted.clamp(1e-12, 1 - 1e-12))
     middle = torch.einsum("m,smk->sk", points.weight, at)

@@ -231,10 +231,10 @@ class Unit:
         return average
 
     def harms(self, numbers: "Numbers") -> Tensor:
-        """Return by how much each number of trusted rows in TRUSTED increases the loss of the unit as it is.
+        """Return for each number in TRUSTED by how much trusting so many rows increases the loss of the unit.
 
-        "As it is" means without a change of its prevalence. The increase is relative to predictions averaged over the
-        prior without rows. The standard error of the increase is subtracted, and the result is at least zero.
+        The prevalence of the unit is not changed. The increase is relative to predictions averaged over the prior
+        without rows. The standard error of the increase is subtracted, and the result is at least zero.
         """
         own, share = self._row_losses(replace(numbers, averaged=True), TRUSTED, None)
         more = own - own[:, :1]
