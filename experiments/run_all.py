@@ -47,6 +47,7 @@ ORDER = (
     "gpa2024/cmnist_y_cause",
     "gpa2024/cmnist_z_cause",
     "gpa2024/cmnist_short",
+    "gpa2024/cmnist_release",
     "gpa2024/beta_sweep",
     "gpa2024/cmnist_augmented",
     "gpa2024/leave_one_site_out",
