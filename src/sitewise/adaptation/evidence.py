@@ -60,7 +60,7 @@ class Groups:
 class Evidence:
     """A site's rows of positive weight; rows with all z missing ("blank" rows) are stored separately.
 
-    Shapes: K classes; V variables of z; U distinct z; B constant g at once.
+    Shapes: K classes; V variables of z; U distinct z; B constant g that are evaluated together.
     """
 
     rows: Stream[Rows]  # with at least one known value of z

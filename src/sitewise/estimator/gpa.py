@@ -430,7 +430,7 @@ def _learn_fold(
 
 
 def _checkpoint_of(where: str | os.PathLike[str] | None, label: str) -> str | os.PathLike[str] | None:
-    """Return the path of a training's checkpoint: `where`, or a file next to it for a rehearsal if it is a file."""
+    """Return the path of a training's checkpoint: `where`. If `where` is a file, a rehearsal gets a file next to it."""
     if where is None or label == "training f" or not Path(where).suffix or Path(where).is_dir():
         return where
     name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")

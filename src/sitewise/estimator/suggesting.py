@@ -35,18 +35,20 @@ class Suggestion:
     Attributes
     ----------
     confounders : list of str
-        The suggested columns, the clearest first; empty if no relation differs significantly between sites.
+        The suggested columns, at most five, the clearest first. Empty if there is no column whose relation to the
+        classes differs significantly between sites.
     table : DataFrame
-        A row for each column. `statistic`, `freedom` (degrees of freedom) and `p_value`: the score test of its
-        interaction with the site, given the columns suggested before it. `adjusted`: the p-value by Holm's method.
+        A row for each column. `statistic`, `freedom` (degrees of freedom) and `p_value`: the score test of the
+        interaction of the column with the site. The test of a suggested column takes the columns suggested before it
+        into account, the test of any other column all suggested columns. `adjusted`: the p-value by Holm's method.
         `suggested`: whether the column is suggested.
     rehearsal : DataFrame
         A row for each choice of z: none, the first suggested column, the first two, and so on. Each site is left out in
         turn. `as_trained`, `adapted`: the mean log loss at these sites, without and with adaptation. `sites`: their
         number. `gain`: the decrease of `adapted` relative to adapting without z. Empty without a rehearsal.
     level : float
-        The significance level. If no relation differs between sites, the probability that any column is suggested is
-        at most this level.
+        The significance level. If no relation of a column to the classes differs between sites, the probability that
+        any column is suggested is at most this level.
 
     Examples
     --------

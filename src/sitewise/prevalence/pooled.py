@@ -76,7 +76,7 @@ def shrunk(variance: Tensor, n_sites: int) -> Tensor:
 
 
 def owners(schema: Confounders) -> Tensor:
-    """Return the index of each feature's variance, (D,): 0 for the intercept, j + 1 for all features of variable j."""
+    """Return the index of the τ² of each feature, (D,): 0 for the intercept, j + 1 for all features of variable j."""
     ends = [0, *missing_features(schema)]
     widths = torch.tensor([1, *(end - before for before, end in pairwise(ends))])
     return torch.arange(len(widths)).repeat_interleave(widths)

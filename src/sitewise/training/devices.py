@@ -281,12 +281,14 @@ def torchrun_processes() -> tuple[int, int] | None:
 
 
 def first_process() -> bool:
-    """Return whether this process writes files and prints: the first one of torchrun, or the only one.
+    """Return whether this is the process that writes files and prints.
+
+    It is the first process that torchrun started, or the only process if there is no torchrun.
 
     Returns
     -------
     bool
-        True in one process of a training.
+        True in exactly one of the processes that train together.
 
     Examples
     --------

@@ -125,7 +125,7 @@ def scale_rows(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_balance(log_joint_ratio: Tensor, joint: Tensor, weight: Tensor) -> Tensor:
-    """Return log b (M, K), the correction to add to log r (n, M, K).
+    """Return log b (M, K), the correction to add to log r (n, M, K); b is h in equation 15e.
 
     With this correction, the estimate from the population's rows is the population's joint distribution (M, K). Cells
     to which no row can belong, and cells that do not occur in the population, are not changed.

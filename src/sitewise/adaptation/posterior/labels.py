@@ -125,10 +125,10 @@ class LabelLikelihood:
 
 
 def read_label_likelihood(rows: KnownLabels, as_trained: Points, prior: SitePrior) -> LabelLikelihood:
-    """Return the likelihood of labels, with nodes of the slope placed where the labels make it likely.
+    """Return the likelihood of labels. The nodes of the slope T are placed where the labels make T likely.
 
-    For each slope tried, the level is fitted to the labels, relative to the source's g at this site, `as_trained`. The
-    weights of rows are divided by the design effect of groups.
+    For each value of T that is tried, the level is fitted to the labels. The level is relative to `as_trained`, the
+    source's g at this site. The weights of rows are divided by the design effect of groups.
     """
     log_g = as_trained.log_probs(rows.codes)[:, 0].expand(len(rows), -1)
     n_classes = log_g.shape[1]

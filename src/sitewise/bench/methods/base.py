@@ -111,7 +111,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Methods that train a network override `loss`. Methods that adjust the outputs of a network to a site override
     `rule_at`; their `trainer` returns the method whose network they use. All methods have the training settings of
-    `GPAClassifier`.
+    `GPAClassifier`. In the formulas of all methods, b is the new site, and Norm scales to sum to one over y.
 
     Parameters
     ----------
@@ -352,7 +352,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def train(
         self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Mapping[str, Any] | None
     ) -> Any:
-        """Train the network of this method; with the same seed it is the same network."""
+        """Train the network of this method. On a CPU, the same seed gives the same network."""
         return train_method(self, X, y, domain, Z, groups, weight, unlabeled)
 
     def resolved_recipe(self) -> Recipe:

@@ -71,7 +71,7 @@ class CoPA(GPA):
     )
 
     def trainer(self) -> Method:
-        """Return a `GPA` with CoPA's settings, which trains the f."""
+        """Return a `GPA` with CoPA's settings, which trains f."""
         return GPA(**self.get_params(deep=False))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
@@ -128,7 +128,7 @@ class CoPAStar(CoPA):
     )
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """Return log P(y|x) as trained, (n, K): P(y|x,z) is averaged over uniform z."""
+        """Return log P(y|x) as trained, (n, K): P(y|x,z) is averaged over values of z spread evenly over its range."""
         if self.model_.confounders_ is None:
             return super().log_proba(X, None)
         points = uniform_points(self.model_.confounders_)

@@ -219,7 +219,9 @@ class GPAJoint(GPAStar):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAConstant(GPA):
-    """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), with one prevalence π for all z, estimated from (x, z).
+    """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), with one prevalence π for all z.
+
+    b is the new site, and Norm scales to sum to one over y. π is estimated from x and z of the rows of the new site.
 
     The comparison with GPA shows what a g that depends on z contributes.
     """

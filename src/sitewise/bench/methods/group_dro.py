@@ -71,7 +71,7 @@ class GroupDRO(Method):
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
         """Return the reason why GroupDRO cannot be trained with these sites and confounders; None if it can.
 
-        A continuous z is accepted if it is cut into bins or if groups are sites.
+        A continuous z is accepted if `bins` is not None, or if `groups` is "sites".
         """
         if self.groups not in ("cells", "sites"):
             return f"groups must be 'cells' or 'sites', got {self.groups!r}"

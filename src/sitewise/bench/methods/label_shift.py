@@ -26,7 +26,8 @@ class LabelShift(OverERM, ABC):
     """Base class of methods that replace the P(y) of a trained ERM: P_b(y|x) = Norm(f(x) P_b(y)).
 
     log f(x) = log P(y|x) - log P(y) is computed from the ERM and calibrated on held-out rows. A subclass estimates the
-    new site's P_b(y). Assumes that P(x|y) is the same at every site, which is wrong if P(z|y) differs between sites.
+    P_b(y) of the new site b; Norm scales to sum to one over y. Assumes that P(x|y) is the same at every site, which is
+    wrong if P(z|y) differs between sites.
 
     Parameters
     ----------

@@ -45,21 +45,22 @@ def data_share(estimate: Tensor, source: Tensor) -> float:
 class MAPLS(LabelShift):
     """MAPLS [ye2024mapls]: π ← λ mean_n Norm(π P(y|x_n)/P(y)) + (1 - λ)/K, the MAP estimate with a Dirichlet prior.
 
-    λ (`share`) is high if the maximum likelihood estimate is far from equal shares, and low if it is near them. The
-    fixed point is solved until its KKT gap is small. The prior has the effect of N(1-λ)/λ rows with uniform labels in
-    addition to the N rows. The paper itself was not read: rule and constants of λ are those of its published code.
+    π is P(y) of the new site, and P(y) that of the source. λ (`share`) is high if the maximum likelihood estimate of π
+    is far from equal shares, and low if it is near them. π is updated until its KKT gap is small. The prior has the
+    effect of N(1-λ)/λ rows with uniform labels in addition to the N rows. The paper itself was not read: rule and
+    constants of λ are those of its published code.
 
     Parameters
     ----------
     share : float, optional
-        The factor λ; None learns it.
+        The factor λ. None: it is computed from the rows.
     """
 
     share: float | None = None
     card: ClassVar[Card] = Card(name="MAPLS", cite="ye2024mapls", estimates_g="indirectly, MAP EM, one P(Y)")
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Estimate P(y) by maximum likelihood, compute λ, and return the maximum a posteriori estimate."""
+        """Return the MAP estimate of P(y); compute λ from the maximum likelihood estimate if `share` is None."""
         share = self.share
         if share is None:
             likeliest = estimate_prevalence(log_ratio.numpy(), model="constant").marginal

@@ -119,7 +119,7 @@ class Quantifier(LabelShift):
         return super().refusal(n_sites, confounders, n_unlabeled)
 
     def settle(self, trained: Trained) -> None:
-        """Keep the held-out predictions; raise ValueError if the quantifier is unknown or weights of rows differ."""
+        """Keep the held-out predictions; raise ValueError if QuaPy lacks the quantifier or row weights differ."""
         find_quantifier(self.quantifier)
         super().settle(trained)
         if not bool((self._held_weight == self._held_weight[0]).all()):

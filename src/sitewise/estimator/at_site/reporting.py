@@ -192,7 +192,7 @@ def _nearness(variable: Variable, column: Tensor, known: Tensor, codes: Tensor) 
 
 
 def _average(near: Tensor, g: Tensor) -> Tensor:
-    """Return the mean of g over rows, weighted by nearness, (codes, K)."""
+    """Return for each code the mean of g (rows, K), weighted by the nearness of the rows to the code, (codes, K)."""
     return near @ g / near.sum(dim=1, keepdim=True)
 
 

@@ -28,7 +28,7 @@ SELECTION_ROWS = 20_000  # rows used to choose the strength and whether the clas
 
 
 class ScoreRatio(Protocol):
-    """A function for log f before calibration."""
+    """An object that computes log f before calibration."""
 
     def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
         """Return log f (n, K) from log-probabilities (n, K) and codes of z (n, V)."""

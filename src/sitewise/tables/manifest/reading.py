@@ -34,14 +34,15 @@ def read_manifest(
     classes: Sequence[Any] | None = None,
     categorical: Sequence[str] = (),
 ) -> Manifest:
-    """Read a manifest from CSV or Parquet; one error lists all its problems.
+    """Read a manifest, a table with a row for each image, from CSV or Parquet; one error lists all its problems.
 
     Parameters
     ----------
     file : path
         The table.
     root : path, optional
-        The folder that image paths start from; they may not lead outside it. By default, the folder of the table.
+        The folder to which image paths are relative; every image must be inside it. By default, the folder of the
+        table.
     image : str
         The column of image paths.
     site : str
