@@ -1,4 +1,4 @@
-"""Rewrite the tables and figures of the results pages from the records: `make results`.
+"""Rewrite the tables and figures of the results pages and of two guides from the records: `make results`.
 
 The text between one of these comments and `<!-- end -->` is generated. NAME is an experiment in a subfolder of
 experiments/, or a study in benchmarks/.
@@ -8,6 +8,8 @@ experiments/, or a study in benchmarks/.
 - `<!-- claims -->`, `<!-- claims NAME -->`: the claims of the paper with verdicts from the records (`claims.py`).
 - `<!-- diagnosis NAME -->`: the diagnoses that `images64/diagnose.py` recorded.
 - `<!-- study NAME -->`: the output of `python benchmarks/NAME.py table benchmarks/NAME.jsonl.gz`.
+- `<!-- hospitals NAME | classifier=... -->`: real tables with each site in turn as the new site: the mean NLL of every
+  classifier, or, with `classifier`, a row for each site.
 - `<!-- stale -->`: the files of records that were not made by the current code; they are also printed.
 """
 
@@ -42,10 +44,11 @@ from sitewise.bench.report.summary import choose  # noqa: E402
 from sitewise.bench.report.tables import comparison_table, scores_table  # noqa: E402
 
 OVERVIEW = ROOT / "docs" / "results.md"
-PAGES = [OVERVIEW, *sorted((ROOT / "docs" / "results").glob("*.md"))]
+GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("heart", "gusto")]
+PAGES = [OVERVIEW, *GUIDES, *sorted((ROOT / "docs" / "results").glob("*.md"))]
 IMAGE = re.compile(r"\((?:\.\./)?images/(\w+)\.png\)")
 BLOCK = re.compile(
-    r"(<!-- (table|scores|claims|diagnosis|study|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n).*?(<!-- end -->)",
+    r"(<!-- (table|scores|claims|diagnosis|study|hospitals|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 METRICS = ("positive_f1", "macro_f1", "nll")
@@ -108,6 +111,15 @@ def write_study(name, options):
         script.main()
     text = "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
     return text if re.search(r"^\|", text, re.MULTILINE) else f"```text\n{text}\n```"
+
+
+def write_hospitals(name, options):
+    """Return a Markdown table of the study of real tables: means over sites, or the sites with one classifier."""
+    script = importlib.import_module("real_tables")
+    table = script.frame(read_records(ROOT / "benchmarks" / "real_tables.jsonl.gz"))
+    if "classifier" in options:
+        return "\n".join(script.sites_table(table, name, options["classifier"]))
+    return "\n".join(script.short_table(table, name))
 
 
 def write_diagnosis(name, options):
@@ -184,6 +196,7 @@ WRITERS = {
     "claims": write_claims,
     "diagnosis": write_diagnosis,
     "study": write_study,
+    "hospitals": write_hospitals,
     "stale": write_stale,
 }
 

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "experiments").glob("*/records/*.jsonl.gz"))
 DIAGNOSES = sorted((ROOT / "experiments").glob("*/diagnosis/*.jsonl.gz"))
 OVERVIEW = ROOT / "docs" / "results.md"
-PAGES = [OVERVIEW, *sorted((ROOT / "docs" / "results").glob("*.md"))]
+GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("heart", "gusto")]
+PAGES = [OVERVIEW, *GUIDES, *sorted((ROOT / "docs" / "results").glob("*.md"))]
 BY_HAND = {"checks.md", "choices.md"}  # arranged by hand from the output of the scripts that they name
 
 

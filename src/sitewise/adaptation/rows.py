@@ -300,7 +300,7 @@ def sums_of_numbers(device_type: str, dtype: torch.dtype) -> Callable[..., tuple
 
 
 def _sums_of_one_z(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple[Tensor, ...]:
-    """Return Σ w u and Σ w u uᵀ of rows with one z, (1, J) and (1, J, J), by matrix products."""
+    """Return Σ w u (1, J) and Σ w u uᵀ (1, J, J) of rows with one z by matrix products; J is 1 if K = 2, else K."""
     per_row = rows.weighted(mixed.reciprocal()).to(ratio.dtype)
     first = (per_row @ ratio)[None]
     if order == 1:

@@ -83,9 +83,10 @@ class PrevalenceAdjuster(SiteModel):
     random_state : int, RandomState or None
         Seed of the folds.
     joint : DataFrame or array-like of shape (M, V), optional
-        Only for a classifier that gives P(y, z|x): the M values of z, in the order of its columns. X then has shape
-        (n, M, K), or (n, M·K) with the K columns of the first value first. The probabilities of a row sum to one over
-        all columns. Rows of a new site then need no z: the joint distribution P(z, y) is estimated from x alone.
+        Only for a classifier that gives P(y, z|x): the M values of z, in the order of the classifier's output. X then
+        has shape (n, M, K), or (n, M·K) with the K columns of the first value first. The probabilities of a row sum to
+        one over all columns. Rows of a new site then need no z: the joint distribution P(z, y) is estimated from x
+        alone.
     missing : {"auto", "joint", "knockout"}
         How rows that lack z are predicted, if `joint` is given. "joint": from the site's P(z, y). "knockout": from
         P(y|x) and one prevalence. "auto": as for `GPAClassifier`.
@@ -119,9 +120,9 @@ class PrevalenceAdjuster(SiteModel):
 
     Notes
     -----
-    A probability of zero counts as half the smallest positive probability of the source rows (and at least 1e-12); if
-    no source row has a zero, it counts as 1e-12. Rows whose probabilities do not sum to one (within 0.001) raise an
-    error.
+    Probabilities of zero are replaced, in source rows and in rows of a new site. If a source row has a zero, the
+    replacement is half the smallest positive probability of the source rows, but at least 1e-12. Otherwise it is 1e-12.
+    Rows whose probabilities do not sum to one (within 0.001) raise an error.
 
     Examples
     --------

@@ -699,8 +699,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Parameters
         ----------
         **wanted : object
-            One target, `width=` or `log_loss=`, and further arguments of `plan_labels`: `rows=`, `prevalence=`,
-            `level=`, `labels=`, `n_simulations=`, `random_state=`.
+            One target, `width=` or `log_loss=`, and further arguments of the function `sitewise.plan_labels`: `rows=`,
+            `prevalence=`, `level=`, `labels=`, `n_simulations=`, `random_state=`.
 
         Returns
         -------

@@ -43,8 +43,9 @@ def estimate_joint(
     Parameters
     ----------
     log_joint_ratio : array of shape (n, M, K)
-        log r(x,y,z_m) of the rows, over a bank of M z-points. Adding a constant to a row does not change the result.
-        The value -inf excludes a point from a row, for example because it contradicts the known part of the row's z.
+        log r(x,y,z_m) of the rows at M values of z, with r(x,y,z) = P(x|y,z) / P_s(x), where P_s is the distribution of
+        the training rows. Adding a constant to a row does not change the result. The value -inf excludes a value of z
+        from a row, for example because it contradicts the known part of the row's z.
     prior : array of shape (M, K), optional
         The joint distribution to which the estimate is shrunk, usually that of the training data; uniform by default.
     strength : float or "auto"

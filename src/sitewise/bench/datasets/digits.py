@@ -227,8 +227,9 @@ def colored_site(
 ) -> Site:
     """Draw a site of n colored digits from a causal model or from a table P(y, z).
 
-    The parameter β of the causal model identifies the site in the paper. With the coloring `binary`, z is the
-    thresholded score of the causal model. With any other coloring, z is the score itself. For a table with more than
+    In the paper, sites differ in the parameter β of the causal model. This model draws a number for each digit, its
+    score. With the coloring `binary`, z says whether the score is above a threshold. With any other coloring, z is the
+    score itself. For a table with more than
     two levels, z takes equally spaced values in [0, 1]. `hidden` = s in [-1, 1] adds an omitted confounder u with
     P(u=1|y) = ½ + s (y - ½), independent of z given y. It is visible in the image (`mark`) but not in Z. With s = 0 it
     is independent of y. With the same seed, digits and colours are the same for every s.

@@ -103,7 +103,7 @@ def gather(folder: Folder, listed: pd.Series | None, problems: Problems) -> pd.D
 
 
 def read_sites(folder: Folder, problems: Problems) -> pd.Series | None:
-    """Read the list of sites: the paper's short name of the site by image id; None if there is no list."""
+    """Read the list of sites: for each image id, the short name of its site in the paper. None if there is no list."""
     files = folder.find(*FILES_SITES, FILE_PREPARED)
     if not files:
         return None

@@ -87,7 +87,7 @@ class IWDANN(DANN):
         return AdversarialNetwork(network, 2)
 
     def begin_epoch(self, memory: ClassWeights) -> None:
-        """Compute the class weights from the last epoch."""
+        """Compute the class weights from the previous epoch."""
         memory.update()
 
     def loss(self, module: nn.Module, batch: Batch, memory: ClassWeights) -> Tensor:
