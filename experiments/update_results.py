@@ -7,7 +7,8 @@ experiments/, or a study in benchmarks/.
 - `<!-- scores NAME | site=SITE | draw=DRAW -->`: positive-class F1, macro F1 and NLL side by side.
 - `<!-- claims -->`, `<!-- claims NAME -->`: the claims of the paper with verdicts from the records (`claims.py`).
 - `<!-- diagnosis NAME -->`: the diagnoses that `images64/diagnose.py` recorded.
-- `<!-- study NAME -->`: the output of `python benchmarks/NAME.py table benchmarks/NAME.jsonl.gz`.
+- `<!-- study NAME | table=2 -->`: the output of `python benchmarks/NAME.py table benchmarks/NAME.jsonl.gz`; with
+  `table`, only its second Markdown table, say.
 - `<!-- hospitals NAME | classifier=... -->`: real tables with each site in turn as the new site: the mean NLL of every
   classifier, or, with `classifier`, a row for each site.
 - `<!-- stale -->`: the files of records that were not made by the current code; they are also printed.
@@ -51,6 +52,7 @@ BLOCK = re.compile(
     r"(<!-- (table|scores|claims|diagnosis|study|hospitals|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
+MARKDOWN_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 METRICS = ("positive_f1", "macro_f1", "nll")
 NOT_RUN = "Not run yet."
 SITE_HEADER = (
@@ -110,6 +112,8 @@ def write_study(name, options):
     with patch.object(sys, "argv", command), contextlib.redirect_stdout(printed):
         script.main()
     text = "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+    if "table" in options:
+        return MARKDOWN_TABLE.findall(f"{text}\n")[int(options["table"]) - 1]
     return text if re.search(r"^\|", text, re.MULTILINE) else f"```text\n{text}\n```"
 
 

@@ -172,7 +172,7 @@ def test_over_sites_the_draws_are_panels_and_sites_without_a_number_are_not_draw
     frame = summary(MEANS, sites=("β = 0.1", "β = 0.3", "flipped"), draws=("30,000", "1,000"))
     numbers = {"β = 0.1": 0.1, "β = 0.3": 0.3}
     figure = curve_figure(frame, "positive_f1", numbers, over="site", label="β", reference="GPA")
-    assert [axis.get_title(loc="left") for axis in figure.axes] == ["30,000", "1,000"]
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["draw: 30,000", "draw: 1,000"]
     assert all(len(line.get_xdata()) <= 2 for axis in figure.axes for line in axis.lines)
 
 

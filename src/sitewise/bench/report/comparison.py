@@ -181,7 +181,7 @@ def _stripes(axis: Axes, n_rows: int, n_ticks: int) -> None:
     axis.grid(axis="x", color=GRID, zorder=1)
     axis.set_axisbelow(True)
     axis.tick_params(axis="y", length=0)
-    axis.xaxis.set_major_locator(MaxNLocator(n_ticks, steps=[1, 2, 5, 10], min_n_ticks=3))
+    axis.xaxis.set_major_locator(MaxNLocator(n_ticks, steps=[1, 2, 5, 10], min_n_ticks=2))
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 
@@ -247,23 +247,24 @@ def curve_figure(
     rows = rows[rows[over].isin(list(x))]
     _check_numbers(x, rows, over, log)
     methods, informed = shown_methods(rows), informed_methods(rows)
-    panels = list(rows["site" if over == "draw" else "draw"].unique())
-    limits = _limits(rows, MEAN)
-    notes = _notes(rows, informed, cut=limits.cut)
+    column = "site" if over == "draw" else "draw"
+    panels = {panel: rows[rows[column] == panel] for panel in rows[column].unique()}
+    limits = {panel: _limits(here, MEAN) for panel, here in panels.items()}
+    notes = _notes(rows, informed, cut=any(limit.cut for limit in limits.values()))
     width = len(panels) * CURVE_WIDTH + CHARACTER_WIDTH * _longest(methods) + 0.9
     height = max(3.6, 0.21 * len(methods) + 1) + 0.18 * _n_lines(notes, width)
     figure, grid = plt.subplots(
-        1, len(panels), figsize=(width, height), sharex=True, sharey=True, squeeze=False, layout="constrained"
+        1, len(panels), figsize=(width, height), sharex=True, squeeze=False, layout="constrained"
     )
     places = _beside(np.array(sorted(set(x.values())), dtype=float), len(methods), log)
     handles = []
-    for axis, panel in zip(grid[0], panels, strict=True):
-        here = rows[rows["site" if over == "draw" else "draw"] == panel]
+    for axis, (panel, here) in zip(grid[0], panels.items(), strict=True):
         handles = [
             _curve(axis, here[here["method"] == method], {name: places[x[name]][number] for name in x}, over, look)
             for number, (method, look) in enumerate(_looks(methods, informed, reference).items())
         ]
-        axis.set_title(panel, loc="left")
+        axis.set_title(panel if over == "draw" else f"draw: {panel}", loc="left")
+        axis.set_ylim(limits[panel].low, limits[panel].high)
         axis.set_xlabel(label)
         axis.grid(color=GRID)
         axis.set_axisbelow(True)
@@ -273,7 +274,6 @@ def curve_figure(
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xticks(*_ticks(places, log, CURVE_WIDTH))
     grid[0, 0].set_ylabel(metric_name(metric))
-    grid[0, 0].set_ylim(limits.low, limits.high)
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
     _finish(figure, title, notes, [])
     return figure
