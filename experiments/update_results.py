@@ -16,7 +16,7 @@ experiments/, or a study in benchmarks/.
 
 import contextlib
 import gzip
-import importlib
+import importlib.util
 import io
 import json
 import re
@@ -104,9 +104,18 @@ def write_claims(name, options):
     return claims_table(lambda experiment, reference: read_summary(experiment, reference)[1], name)
 
 
+@cache
+def load_script(name):
+    """Load a script of benchmarks/ by its path: an installed package may have the same name."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 def write_study(name, options):
     """Return the output of a study's command `table`, as Markdown or as preformatted text."""
-    script = importlib.import_module(name)
+    script = load_script(name)
     printed = io.StringIO()
     command = [f"{name}.py", "table", str(ROOT / "benchmarks" / f"{name}.jsonl.gz")]
     with patch.object(sys, "argv", command), contextlib.redirect_stdout(printed):
@@ -119,7 +128,7 @@ def write_study(name, options):
 
 def write_hospitals(name, options):
     """Return a Markdown table of the study of real tables: means over sites, or the sites with one classifier."""
-    script = importlib.import_module("real_tables")
+    script = load_script("real_tables")
     table = script.frame(read_records(ROOT / "benchmarks" / "real_tables.jsonl.gz"))
     if "classifier" in options:
         return "\n".join(script.sites_table(table, name, options["classifier"]))
