@@ -49,7 +49,8 @@ GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("heart", "gusto")
 PAGES = [OVERVIEW, *GUIDES, *sorted((ROOT / "docs" / "results").glob("*.md"))]
 IMAGE = re.compile(r"\((?:\.\./)?images/(\w+)\.png\)")
 BLOCK = re.compile(
-    r"(<!-- (table|scores|claims|diagnosis|study|hospitals|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n).*?(<!-- end -->)",
+    r"(<!-- (table|scores|claims|diagnosis|study|hospitals|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n)"
+    r".*?(<!-- end -->)",
     re.DOTALL,
 )
 MARKDOWN_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
