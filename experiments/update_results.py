@@ -1,4 +1,4 @@
-"""Rewrite the tables and figures of the results pages and of two guides from the records: `make results`.
+"""Rewrite the tables and figures of the results pages, the demo and two guides from the records: `make results`.
 
 The text between one of these comments and `<!-- end -->` is generated. NAME is an experiment in a subfolder of
 experiments/, or a study in benchmarks/.
@@ -45,8 +45,8 @@ from sitewise.bench.report.summary import choose  # noqa: E402
 from sitewise.bench.report.tables import comparison_table, scores_table  # noqa: E402
 
 OVERVIEW = ROOT / "docs" / "results.md"
-GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("heart", "gusto")]
-PAGES = [OVERVIEW, *GUIDES, *sorted((ROOT / "docs" / "results").glob("*.md"))]
+OTHERS = [ROOT / "docs" / f"{name}.md" for name in ("demo", "guides/heart", "guides/gusto")]
+PAGES = [OVERVIEW, *OTHERS, *sorted((ROOT / "docs" / "results").glob("*.md"))]
 IMAGE = re.compile(r"\((?:\.\./)?images/(\w+)\.png\)")
 BLOCK = re.compile(
     r"(<!-- (table|scores|claims|diagnosis|study|hospitals|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n)"
