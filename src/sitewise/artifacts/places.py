@@ -69,8 +69,8 @@ def put_in_place(part: Path, place: Path) -> None:
 def read_unchanged(place: Path, read: Callable[[Path], Read]) -> tuple[Read, Path]:
     """Read a folder, and read it again if it was replaced meanwhile; return the result and the path that was read.
 
-    The path that was read is `place`. If a writer was killed between the two renames of `put_in_place`, it is the path
-    of the renamed old folder.
+    The path that was read is `place`, with one exception: if a writer was killed between the two renames of
+    `put_in_place`, it is the path of the renamed old folder.
     """
     for _ in range(MOST_READS):
         source = _whereabouts(place)

@@ -17,7 +17,8 @@ def read_few(reader: TableReader, frame: pd.DataFrame) -> tuple[Array, Array | N
     """Return X (n, d) and z (n, V) of a few rows, as `TableReader.read` does, with z in the order of the roles.
 
     z is None if the frame has no column of z. The result is None if there are no rows or more than `FEW`, if the inputs
-    are not features, if a feature is absent, if a column name is duplicate, or if a cell is unusual.
+    are not features, if a feature is absent, if a column name is duplicate, or if a cell needs the
+    reader of whole tables (another type than expected, infinite or too large).
     """
     names = frame.columns.tolist()
     place = {name: number for number, name in enumerate(names)}

@@ -47,7 +47,7 @@ class MixedSite:
         )
 
     def prevalence(self, age: Any, sex: Any, scanner: Any) -> Array:
-        """Return P(y=1|a,s,k); `scanner` has the numbers 0, 1 and 2."""
+        """Return P(y=1|age, sex, scanner); `scanner` is 0, 1 or 2, which is k + 1 in the formula of this module."""
         level, by_age, by_sex, by_scanner = self.coefficients
         of_z = 4 * by_age * (np.asarray(age) - 0.5) + 2 * by_sex * (np.asarray(sex) - 0.5)
         return np.asarray(expit(level + of_z + by_scanner * (np.asarray(scanner) - 1)))
