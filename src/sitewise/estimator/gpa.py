@@ -73,7 +73,8 @@ class GPAClassifier(SiteModel):
         joint distribution P(z, y), which is estimated from x. "auto": "joint" if conditions (1) to (5) hold, otherwise
         "knockout". (1) No row of the site has all of z. (2) At least 50 training rows have all of z. (3) At most 25% of
         the training rows have a z at which a class is absent. A class counts as absent if at least 10 of its rows are
-        expected at this z and g predicts less than one. (4) On held-out rows whose z is hidden, the log loss of the
+        expected at this z by its share of all training rows, but less than one by g, or if z has a category in
+        which the class never occurred. (4) On held-out rows whose z is hidden, the log loss of the
         joint model is at most 1.2 times the log loss of knockout. An excess of up to two standard errors is allowed,
         and fewer than 50 held-out rows are not checked. (5) The left-out log-likelihood of the site's x is higher by
         more than 1 with the joint model than with knockout.

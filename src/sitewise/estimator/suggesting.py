@@ -39,9 +39,9 @@ class Suggestion:
         classes differs significantly between sites.
     table : DataFrame
         A row for each column. `statistic`, `freedom` (degrees of freedom) and `p_value`: the score test of the
-        interaction of the column with the site. The test of a suggested column takes the columns suggested before it
-        into account, the test of any other column all suggested columns. `adjusted`: the p-value by Holm's method.
-        `suggested`: whether the column is suggested.
+        interaction of the column with the site. The test of a suggested column takes into account the columns that were
+        suggested before it. The test of any other column takes into account all suggested columns. `adjusted`: the
+        p-value by Holm's method. `suggested`: whether the column is suggested.
     rehearsal : DataFrame
         A row for each choice of z: none, the first suggested column, the first two, and so on. Each site is left out in
         turn. `as_trained`, `adapted`: the mean log loss at these sites, without and with adaptation. `sites`: their

@@ -41,15 +41,18 @@ def clinical_performance(
     specificity: float = SPECIFICITY,
     level: float = 0.95,
 ) -> dict[str, Expected]:
-    """Compute the expected value of each measure in `CLINICAL` with its interval, for two classes.
+    """Compute the expected values of seven clinical measures of two classes, with intervals.
+
+    They are: net benefit of the predictions and of treating all rows, calibration in the large, calibration slope, the
+    ratio of observed to expected events, the sensitivity at a specificity, and the number needed to evaluate.
 
     Parameters
     ----------
     rows : DrawnRows
-        Rows with the predictions to judge and the beliefs about their labels.
+        Rows with the predictions to judge, with the estimated P(y|x,z) of each row, and labels drawn from it.
     threshold : float, optional
-        Rows with P(y=1) at or above it are treated; 0.5 by default. Its odds are the harm of a false positive relative
-        to the benefit of a true positive.
+        Rows with P(y=1) at or above it are treated; 0.5 by default. If `rows` contain decisions, these are used
+        instead. The odds of the threshold are the harm of a false positive relative to the benefit of a true positive.
     specificity : float
         The specificity at which the sensitivity is computed.
     level : float

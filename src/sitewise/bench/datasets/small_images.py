@@ -98,7 +98,7 @@ def load_isic64(folder: Folder) -> SmallImages:
     Returns
     -------
     SmallImages
-        The table, with the images read when a site is made.
+        The table. Its images are read later, when a site is made.
     """
     path, problems = _meta(folder, "isic64")
     columns = ("isic_id", "env", "y", "dx", "age_approx", "sex", "anatom_site_general", "lesion_id", "patient_id")
@@ -191,7 +191,7 @@ def load_cxr64(folder: Folder) -> SmallImages:
     Returns
     -------
     SmallImages
-        The table, with the images read when a site is made.
+        The table. Its images are read later, when a site is made.
     """
     path, problems = _meta(folder, "cxr64")
     rows = read_table(path, ("image", "site", "y", "no_finding", "age", "sex", "projection", "patient"), problems)

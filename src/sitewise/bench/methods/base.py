@@ -130,8 +130,8 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     learning_rate : float, optional
         The highest learning rate; None means the value of the recipe.
     validation : float, str or None
-        The share of each site's rows, or the name of the site, that is held out for early stopping and calibration.
-        With None, no rows are held out.
+        The share of each site's rows, or the name of the site, that is held out to choose the best epoch and, by
+        methods that calibrate, for the calibration. With None, no rows are held out.
     device : str
         "auto", "cpu", "cuda" or another device of torch.
     devices : int or str

@@ -111,10 +111,11 @@ class CoPA(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CoPAStar(CoPA):
-    """CoPA* [nguyen2024robust]: P_b(y|x) ≈ Norm Σ_z Norm(P_b(y) f(x,z)), z uniform over its range. A reference.
+    """CoPA* [nguyen2024robust]: P_b(y|x) ≈ Norm Σ_z Norm(P_b(y) f(x,z)), z uniform over its range.
 
-    `adapt` needs P_b(Y) as `prevalence=` (K numbers), or labels `y=`, from which P_b(Y) is computed. Assumes that
-    P(z|x) is uniform and that P_b(y|z) is close to P_b(y).
+    A reference for comparisons: it is given P_b(Y), which is not known at a new site. `adapt` needs P_b(Y) as
+    `prevalence=` (K numbers), or labels `y=`, from which P_b(Y) is computed. Assumes that P(z|x) is uniform and that
+    P_b(y|z) is close to P_b(y).
     """
 
     card: ClassVar[Card] = Card(

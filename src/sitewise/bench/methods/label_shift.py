@@ -83,7 +83,7 @@ class LabelShift(OverERM, ABC):
 class LabelShiftEM(LabelShift):
     """Label-shift EM [saerens2002adjusting; calibrated: alexandari2020maximum]: the maximum-likelihood P_b(y).
 
-    P_b(y) is the fixed point of π ← mean_n Norm(π P(y|x_n)/P(y)), solved until its KKT gap is small.
+    P_b(y) is the fixed point of π ← mean_n Norm(π P(y|x_n)/P(y)), solved until the optimality gap is small.
     """
 
     card: ClassVar[Card] = Card(name="EM", cite="saerens2002adjusting", estimates_g="indirectly, EM, one P(Y)")

@@ -46,8 +46,8 @@ class MAPLS(LabelShift):
     """MAPLS [ye2024mapls]: π ← λ mean_n Norm(π P(y|x_n)/P(y)) + (1 - λ)/K, the MAP estimate with a Dirichlet prior.
 
     π is P(y) of the new site, and P(y) that of the source. λ (`share`) is high if the maximum likelihood estimate of π
-    is far from equal shares, and low if it is near them. π is updated until its KKT gap is small. The prior has the
-    effect of N(1-λ)/λ rows with uniform labels in addition to the N rows. The paper itself was not read: rule and
+    is far from equal shares, and low if it is near them. π is updated until the optimality gap is small. The prior has
+    the effect of N(1-λ)/λ rows with uniform labels in addition to the N rows. The paper itself was not read: rule and
     constants of λ are those of its published code.
 
     Parameters
