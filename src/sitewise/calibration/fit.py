@@ -37,7 +37,9 @@ NOT_UNDONE = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted calibration of log f: `slope ∘ centred log f + bias`. Call it on the log-ratios of any site.
+    """A fitted calibration of log f: in each class, `slope * centred log f + bias`. Call it on log f of any site.
+
+    Centred means: minus the mean over the classes of the row.
 
     Parameters
     ----------

@@ -197,7 +197,8 @@ class SimulatedFamily:
         Returns
         -------
         ndarray of shape (n, K)
-            log P(x|y,z), up to a constant for each row, without the features of x that belong to missing confounders.
+            log P(x|y,z), up to a constant for each row. Every confounder has a feature of x of its own. Where the
+            confounder is missing, its feature is left out.
         """
         return self._log_ratio(np.asarray(X), *self._from_frame(Z))
 

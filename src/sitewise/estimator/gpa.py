@@ -419,7 +419,7 @@ class GPAClassifier(SiteModel):
         return cached_log_ratio(self.cache, self.scorer_, X, network_inputs(self.confounders_, codes))
 
     def score_raw(self, X: Inputs, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log f before calibration (n, K), features of m rows (m, D), and the numbers of these rows (m,)."""
+        """Return log f before calibration (n, K), features of m rows (m, D), and the indices of these rows (m,)."""
         z = network_inputs(self.confounders_, codes)
         return cached_score(self.cache, self.scorer_, X, z, len(self.classes_))
 

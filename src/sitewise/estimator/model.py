@@ -125,7 +125,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     @abstractmethod
     def score_raw(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return log f before calibration (n, K), features of some rows (m, D), and the numbers of these rows (m,).
+        """Return log f before calibration (n, K), features of some rows (m, D), and the indices of these rows (m,).
 
         The second and the third are None if the model has no features.
         """

@@ -44,8 +44,8 @@ class Subgroup:
     n_rows : int
         The number of rows.
     prevalence : dict
-        The share of each class among these rows with its interval; empty if there are too few rows. The interval allows
-        that rows at which f is not identified are of any class.
+        The share of each class among these rows with its interval; empty if there are too few rows. Rows at which f is
+        not identified may be of any class; the interval is wide enough for all these cases.
     performance : ExpectedPerformance or None
         The expected performance in this group; None if there are too few rows or they do not determine the prevalence.
     calibration : dict

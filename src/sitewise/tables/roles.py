@@ -101,7 +101,7 @@ class Roles:
         return pairs
 
     def updated(self, **given: Any) -> "Roles":
-        """Replace some roles. If an input role is given, the input roles that are not given are cleared.
+        """Replace some roles. If one of `features`, `image` and `proba` is given, the other two are cleared.
 
         Parameters
         ----------

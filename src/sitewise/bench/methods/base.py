@@ -232,9 +232,10 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z of the rows.
         y : array-like of shape (n,), optional
-            Labels of the rows, for methods that need them (`card.labels_at_test`).
+            Labels of the rows; needed by methods whose `card.labels_at_test` is "labels".
         prevalence : array-like or callable, optional
-            P(Y), or a function from Z to the true g, for methods that need it (`card.labels_at_test`).
+            The true P(Y), needed by methods whose `card.labels_at_test` is "P(Y)"; or a function from Z to the true
+            P(y|z), needed where it is "true g".
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Generalized Prevalence Adjustment and its variants, in which g is estimated, is one value for all z, or is given.
+"""Generalized Prevalence Adjustment and its variants: g(z) is estimated, or one g for all z is, or g is given.
 
 `GPA` is the method of this package; `GPAPaper` (in `gpa_paper`) implements the paper's algorithms exactly.
 """

@@ -18,7 +18,7 @@ TOLERANCE = 1e-8  # rounds end when no probability changes by this much
 
 
 def nearest(rows: Tensor, among: Tensor, k: int, *, same: bool = False, device: str = "cpu") -> Tensor:
-    """Return the numbers of the k rows of `among` that are nearest to each of `rows`, (n, k).
+    """Return the indices of the k rows of `among` that are nearest to each of `rows`, (n, k).
 
     If `same`, `rows` and `among` are the same set, and a row is not its own neighbour.
     """
@@ -71,7 +71,7 @@ class LAME(OverERM):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Assign the site's rows; the rule assigns other rows by their neighbours among the site's rows."""
+        """Assign the site's rows; return the rule that adds the assignments of the nearest of them to log P(y|x)."""
         features, assigned = self.directions(X, Z), self.own_log_proba(self.log_proba, X, Z, y).exp()
 
         def rule(rows: Any, z: Any) -> Tensor:

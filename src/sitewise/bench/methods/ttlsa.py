@@ -46,13 +46,14 @@ class Pairs:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TTLSA(Method):
-    """TTLSA [sun2023beyond]: P_b(y|x) = Σ_z Norm(r(x)_(y,z) p_b(y,z)), with one softmax over all pairs (y, z).
+    """TTLSA [sun2023beyond]: P(y|x) = Σ_z P(y,z|x), where P(y,z|x) is r(x)_(y,z) p(y,z), scaled to sum to one.
 
-    The network's outputs log r(x) are trained by the NLL of softmax(log r(x) + log p_e(y,z)), where p_e is the
-    distribution of the pairs at each training site, and calibrated by a bias-corrected temperature. p_b is the maximum
-    a posteriori estimate from unlabeled x with a symmetric Dirichlet prior of `concentration`. Assumes that P(x|y,z) is
-    the same at every site. The published method has one training site; here log p_e extends it to several. z may have
-    any number of levels; a continuous variable is cut into `bins`.
+    p(y,z) is the distribution of pairs at the site. The network's outputs log r(x) are trained by the NLL of
+    softmax(log r(x) + log p(y,z)) with the p of each row's training site. Then they are calibrated by a bias-corrected
+    temperature. At a new site, p is the maximum a posteriori estimate from unlabeled x, with a symmetric Dirichlet
+    prior of `concentration`. Assumes that P(x|y,z) is the same at every site. The published method has one training
+    site; with the p of each row's own site it has several. z may have any number of levels; a continuous variable is
+    cut into `bins`.
 
     Parameters
     ----------

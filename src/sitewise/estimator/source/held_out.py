@@ -32,7 +32,7 @@ ENOUGH_TO_CALIBRATE = 10  # rows of each class
 
 Score = Callable[
     [Inputs, Tensor], tuple[Tensor, Tensor | None, Tensor | None]
-]  # raw log f, features of some rows, numbers of these rows
+]  # raw log f, features of some rows, indices of these rows
 ROWS = 100_000  # the largest number of rows that are used
 RIDGE = 0.01
 LEAST_SLOPE = 0.1  # f is not balanced if the calibration slope of log f is smaller

@@ -261,7 +261,7 @@ def summarize_training(data: TrainingData) -> TrainingSummary:
 
 
 def split_validation(data: TrainingData, validation: Any, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the rows to train on and of the rows to hold out.
+    """Return the indices of the rows to train on and of the rows to hold out.
 
     If `validation` is a share, it is held out from each class at each site; with groups, whole groups are held out from
     each site. If it is a name, the site with this name is held out. If it is None or 0, no rows are held out.
