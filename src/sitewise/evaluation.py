@@ -65,7 +65,7 @@ def evaluate(
     n_resamples: int = 0,
     random_state: Any = 0,
 ) -> dict[str, Metric]:
-    """Compute all metrics of probabilities against known labels.
+    """Compute metrics of predicted probabilities from known labels, with bootstrap intervals.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def evaluate(
     classes : array of shape (K,), optional
         The values of y in the order of the columns of `probability`.
     groups : array of shape (n,), optional
-        Rows of one group, for example a patient, are resampled together.
+        The group of each row, for example the patient. All rows of a group are resampled together.
     sample_weight : array of shape (n,), optional
         One weight for each row; a weight of two counts as two rows.
     level : float
@@ -89,20 +89,24 @@ def evaluate(
     Returns
     -------
     dict of str to Metric
-        The value and interval of each metric in `METRICS`.
+        For each metric its value, and the bounds `low` and `high` of its interval (None without an interval). The
+        metrics are `accuracy`, `positive_f1`, `macro_f1`, `balanced_accuracy`, `nll`, `brier`, `auroc`, `auprc` and
+        `ece`.
 
     Notes
     -----
     `positive_f1` is the F1 of class 1, for K = 2 only. `macro_f1` is the mean F1 over the classes that occur in y or in
-    the predictions. `brier` is the mean of (P(y=1) - y)² for K = 2. For K > 2 it is the mean of the sum of squared
-    differences over all classes. `auroc` and `auprc` (average precision) are computed for class 1 if K = 2; for K > 2
-    they are means over the classes, each against the rest. `ece` uses 15 bins of equal mass: bins of P(y=1) for K = 2,
-    and bins of the largest probability for K > 2.
+    the predictions. For K = 2, `brier` is the mean over rows of (P(y=1) - y)². For K > 2, the squared differences
+    between the probability and the indicator of each class are summed over the classes, and `brier` is the mean of
+    this sum over rows. `auroc` and `auprc` (average precision) are computed for class 1 if K = 2; for K > 2 they are
+    means over the classes, each against the rest. `ece` is the expected calibration error. It uses 15 bins of equal
+    weight: bins of P(y=1) for K = 2, and bins of the largest probability for K > 2.
 
-    The predicted class is the most probable one; in case of a tie, the first of them. The value of an undefined metric
-    is None, for example of `auroc` if the rows have only one class. A mean over classes leaves out classes for which
-    the metric is undefined, and an interval leaves out such resamples. If all rows are in one group, there is no
-    interval. The interval of `ece` is biased upwards, because resampling adds noise to the observed frequencies.
+    The predicted class is the most probable one; if several classes are equally probable, the first of them. The value
+    of an undefined metric is None, for example of `auroc` if the rows have only one class. A mean over classes leaves
+    out classes for which the metric is undefined, and an interval leaves out resamples in which it is undefined. If all
+    rows are in one group, there is no interval. The interval of `ece` is biased upwards, because resampling adds noise
+    to the observed frequencies.
 
     Examples
     --------

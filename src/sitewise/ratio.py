@@ -186,7 +186,7 @@ class RatioObjective:
 
 
 def weighted_nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Return the weighted mean of -log softmax(logits)_y.
+    """Return the NLL of labels: the weighted mean over rows of -log softmax(logits)_y.
 
     Parameters
     ----------

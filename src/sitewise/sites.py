@@ -21,7 +21,7 @@ class Site:
     name : str
         The site's name.
     X : array, DataFrame or stored images
-        The inputs, one for each row.
+        The inputs, one for each row. Stored images are `PackedImages`.
     y : array, optional
         The labels, one for each row.
     Z : DataFrame or array, optional
@@ -121,18 +121,18 @@ class Sites:
         groups: Any = None,
         sample_weight: Any = None,
     ) -> "Sites":
-        """Split rows into sites by name.
+        """Split rows into sites by the site name of each row.
 
         Parameters
         ----------
         X : array, DataFrame or stored images
-            The inputs of all rows.
+            The inputs of all rows. Stored images are `PackedImages`.
         y : array, optional
             The labels.
         sample_domain : array, optional
             The name of the site of each row. If it is None, all rows belong to one site.
         Z : DataFrame or array, optional
-            The confounders.
+            The confounders, one row for each row of X.
         groups : array, optional
             The group of each row, for example the patient.
         sample_weight : array, optional
@@ -141,7 +141,7 @@ class Sites:
         Returns
         -------
         Sites
-            The sites in the order of their names.
+            The sites, sorted by name.
         """
         whole = Site("site", X, y, Z, groups, sample_weight)
         if sample_domain is None:

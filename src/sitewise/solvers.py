@@ -35,12 +35,13 @@ class EM:
     Parameters
     ----------
     iterations : int, optional
-        The largest number of iterations, T in the paper. None uses the default of the model of g: 5 for a network.
+        The largest number of iterations, T in the paper. None: 5 for a network, as in the paper, and a much larger
+        limit for the other models of g.
     m_step : {"lbfgs", "sgd"}
-        How an additive g or a network is fitted in the M-step: by a full optimization, or by one gradient step. A
+        How an additive g or a network is fitted in each M-step. "lbfgs": by L-BFGS. "sgd": by a single gradient step. A
         constant g or a table has an M-step in closed form and ignores this setting.
     learning_rate : float
-        The step size of `m_step="sgd"`.
+        The size of the gradient step if `m_step` is "sgd".
 
     Examples
     --------

@@ -21,18 +21,19 @@ CHUNK_ROWS = 2**20
 
 
 class ArrayChunks:
-    """Chunks of arrays that are too large to copy, for example memory-mapped ones.
+    """Rows of arrays that are too large to copy, for example memory-mapped ones, in chunks for `estimate_prevalence`.
 
-    `estimate_prevalence` reads a memory-mapped `log_ratio` in this way by default.
+    A chunk is a pair (log_ratio, Z or None) of consecutive rows. `estimate_prevalence` uses such chunks by default if
+    its `log_ratio` is memory-mapped.
 
     Parameters
     ----------
     log_ratio : array of shape (n, K)
-        log f.
+        log f of the rows.
     sample_confounder : DataFrame or array of shape (n, V), optional
-        Confounders.
+        The confounders of the rows.
     rows : int
-        The number of rows of a chunk.
+        The number of rows of a chunk; the last chunk may have fewer.
 
     Examples
     --------
@@ -54,7 +55,7 @@ class ArrayChunks:
         return self.chunks_from(0)
 
     def chunks_from(self, first: int) -> Iterator[Chunk]:
-        """Yield the chunks from number `first` on, without reading earlier chunks.
+        """Yield the chunks from number `first` on. The earlier chunks are not read.
 
         Parameters
         ----------
@@ -87,16 +88,19 @@ def _mapped_rows(array: Any, place: slice) -> Any:
 
 
 class ParquetChunks:
-    """Chunks of one or several Parquet files, or of all files of a folder in the order of their names.
+    """Rows of Parquet files, in chunks for `estimate_prevalence`.
+
+    A chunk is a pair (log_ratio, Z or None) of consecutive rows. The files are not read as a whole.
 
     Parameters
     ----------
     path : path or list of paths
-        A file, a folder or a list of files.
+        A Parquet file, a folder (all its files with the suffix .parquet, in the order of their names), or a list of
+        these.
     log_ratio : sequence of str
         The columns with log f, one for each class, in the order of the classes.
     sample_confounder : sequence of str
-        The columns with confounders; none by default.
+        The columns with confounders. By default there are none, and Z is None.
     rows : int
         The largest number of rows of a chunk.
 

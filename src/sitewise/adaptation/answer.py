@@ -53,31 +53,35 @@ NO_Z = (
 class PrevalenceEstimate:
     """A site's estimated g, with convergence diagnostics and intervals.
 
-    `marginal` (K,) is the estimate of P(Y) at the site: the weighted mean of g over the adaptation rows.
+    `marginal` (K,) is the estimate of P(Y) at the site: the weighted mean of g over the rows from which g was
+    estimated.
 
     Parameters
     ----------
     model : str
-        The family of g.
+        The family of g; "posterior" if the estimate is the posterior of section 18 of docs/maths.md.
     strength : float
         How strongly g is shrunk: the number of pseudo-rows in each cell of "constant" and "table", or the ridge penalty
         of "additive". NaN for a posterior.
     converged : bool
-        Whether the gap is below the solver's tolerance.
+        Whether the gap is below the solver's tolerance. For a posterior, `converged`, `gap` and `n_iter` are about the
+        fit of its deviation.
     gap : float
-        The KKT gap of equation 8 for "constant" and "table", otherwise the largest entry of the gradient per row.
+        How far the estimate is from the optimum: for "constant" and "table", the KKT gap of equation 8; for families
+        that are only fitted by EM, the largest change of g in the last iteration; otherwise the largest entry of the
+        gradient, divided by the number of rows.
     n_iter : int
         The number of iterations.
     log_likelihood : float
-        The observed log-likelihood at the estimate, for ratios scaled to sum to one in each row.
+        The observed log-likelihood (equation 7) at the estimate, with f scaled to sum to one in each row.
     trace : list of float
-        The penalized log-likelihood at every iteration.
+        The penalized log-likelihood at every iteration; for a posterior, `log_likelihood` only.
     notes : Notes
         How many values of z were clipped or unseen, and which columns were absent or ignored.
     prevalence : Prevalence
-        The model of g.
+        The estimated g. Its method `log_prob` returns log g for codes of z.
     confounders : Confounders or None
-        The schema of z.
+        The schema of z; None if g was estimated without z.
 
     Examples
     --------
@@ -131,7 +135,7 @@ class PrevalenceEstimate:
 
     @cached_property
     def at_bound(self) -> Any:
-        """Whether the estimated P(Y) of each class is zero, (K,); `interval()` gives its upper bound."""
+        """Whether the estimated P(Y) of each class is zero, (K,). `interval()` has upper bounds for these classes."""
         return self._container.classes(self._mean < AT_BOUND)
 
     def log_prevalence(self, Z: Any) -> Any:
@@ -140,13 +144,13 @@ class PrevalenceEstimate:
         Parameters
         ----------
         Z : DataFrame or array of shape (n, V)
-            Confounders, NaN where missing. The result for a row is log P(Y) given its known values, and the log of
-            `marginal` if it has none.
+            Confounders, NaN where missing.
 
         Returns
         -------
         array of shape (n, K)
-            log P(Y|Z) of each row.
+            log P(Y|Z) of each row of Z. For a row with missing values, it is log P(Y) given the known values; for a row
+            without known values, it is the log of `marginal`.
         """
         if Z is None:
             raise ValueError(NO_Z)
@@ -162,25 +166,27 @@ class PrevalenceEstimate:
         calibration: Calibration | None = None,
         random_state: Any = None,
     ) -> tuple[Any, Any]:
-        """Compute pointwise intervals for P(Y) or P(Y|Z) of the population.
+        """Compute intervals for P(Y) or P(Y|Z) of the population, one for each class.
 
         Parameters
         ----------
         Z : DataFrame or array of shape (n, V), optional
-            Confounders at which the intervals are computed. If it is not given, the intervals are for P(Y).
+            Confounders: for each row of Z, the intervals for P(Y|Z) are computed. If it is not given, the intervals are
+            for P(Y).
         level : float
-            Confidence level of the interval.
+            Confidence level of the intervals.
         method : {"auto", "curvature", "bootstrap"}
-            "curvature" is fast. It uses the decrease of the likelihood near 0 and 1, and includes the uncertainty of
-            the choice of the model in intervals for P(Y|Z). For a posterior it returns quantiles. "bootstrap" resamples
-            the rows (see `bootstrap`). "auto" is "curvature" if the family of g has a curvature or there is a
-            posterior. Otherwise it is 200 bootstrap resamples with a fixed seed, which are computed once.
+            "curvature": for a posterior, quantiles of it. For other estimates, an interval by the curvature of the
+            log-likelihood at the estimate, or, if the estimate is near 0 or 1, by the decrease of the log-likelihood;
+            intervals for P(Y|Z) include the uncertainty of the choice of the model. "bootstrap": by resamples of the
+            rows (see `bootstrap`). "auto": "curvature" if `has_curvature`, otherwise by 200 bootstrap resamples with a
+            fixed seed, which are computed once.
         n_resamples : int
             The number of resamples of "bootstrap".
         calibration : Calibration, optional
-            The calibration that was applied to `log_ratio`, with resamples. It requires `method="bootstrap"`; the
-            intervals then include the uncertainty of the calibration. Without it f is taken as given, except that
-            intervals of a posterior include the error of f.
+            The calibration that was applied to `log_ratio`, with resamples of its own. It requires
+            `method="bootstrap"`; the intervals then include the uncertainty of the calibration. Without it f is taken
+            as given, except that intervals of a posterior include the error of f.
         random_state : int, RandomState or None
             Seed of "bootstrap".
 
@@ -223,24 +229,25 @@ class PrevalenceEstimate:
     def bootstrap(
         self, n_resamples: int = 500, *, calibration: Calibration | None = None, random_state: Any = None
     ) -> Resamples:
-        """Estimate g from bootstrap resamples of the rows, or of whole groups if groups were given.
+        """Estimate g again from bootstrap resamples of the rows, or of whole groups if groups were given.
 
-        All resamples use the model and the strength of this estimate.
+        In all resamples, g is estimated with the model and the strength of this estimate. The rows must be in memory
+        (see `can_refit`).
 
         Parameters
         ----------
         n_resamples : int
             The number of resamples.
         calibration : Calibration, optional
-            The calibration that was applied to `log_ratio`, with resamples of its own. The draws use these resamples in
-            turn, so that intervals include the uncertainty of the calibration.
+            The calibration that was applied to `log_ratio`, with resamples of its own. Each resample of the rows uses
+            the next resample of the calibration, so that intervals include the uncertainty of the calibration.
         random_state : int, RandomState or None
             Seed.
 
         Returns
         -------
         Resamples
-            g of every draw.
+            The g of every resample.
         """
         problems = Problems("bootstrap")
         if not (isinstance(n_resamples, Integral) and n_resamples >= 2):
@@ -254,10 +261,11 @@ class PrevalenceEstimate:
         return Resamples(tuple(DrawnPrevalence(model, mean, *own) for model, mean in resamples))
 
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
-        """Draw g from the distribution of its estimation error (equation 11c), in agreement with `interval`.
+        """Draw values of g that represent the uncertainty of the estimate, as `interval` describes it.
 
-        f is taken as given, except that draws of a posterior include the error of f. If the family of g has no
-        curvature, g is drawn from the bootstrap refits that `interval` uses.
+        If the estimate is a posterior, g is drawn from it. Otherwise, g is drawn by equation 11c, or, if
+        `has_curvature` is false, among the 200 bootstrap resamples of `interval`. f is taken as given, except that
+        draws of a posterior include the error of f.
 
         Parameters
         ----------
@@ -269,7 +277,7 @@ class PrevalenceEstimate:
         Returns
         -------
         PrevalenceDraws
-            The draws.
+            The draws, with P(Y) of each draw (`marginal`) and log P(Y|Z) of each draw (`log_prevalence`).
         """
         if not (isinstance(n_draws, Integral) and n_draws >= 1):
             raise ValueError(f"draws: n_draws must be a whole number from 1 up, got {n_draws!r}")
@@ -288,12 +296,12 @@ class PrevalenceEstimate:
         return self.bootstrap(N_REFITS, random_state=0)
 
     def refit(self, change: Callable[[Tensor, Tensor], Tensor]) -> Prevalence:
-        """Estimate g from a changed log f, with the same model of g and the same shrinkage.
+        """Estimate g again after a change of log f, with the same model of g and the same shrinkage.
 
         Parameters
         ----------
         change : callable
-            Maps log f (n, K) and the codes of z (n, V) to another log f (n, K).
+            Maps log f of rows (n, K) and their codes of z (n, V) to the changed log f (n, K).
 
         Returns
         -------
@@ -312,14 +320,15 @@ class PrevalenceEstimate:
         return self._evidence.in_memory and self._fit.refit is not None
 
     def predict_proba(self, log_ratio: Any, Z: Any = None) -> Any:
-        """Compute P(y|x,z) of rows: averaged over the posterior if there is one, otherwise by equation 3.
+        """Compute P(y|x,z) of rows: by equation 3, averaged over the posterior if the estimate is one.
 
         Parameters
         ----------
         log_ratio : array of shape (n, K)
             log f of the rows.
         Z : DataFrame or array of shape (n, V), optional
-            Confounders of the rows, if g depends on z. For a row without any known value, g is the site's P(Y).
+            The confounders of the rows, if g depends on z. For rows without known values, and if Z is not given, g is
+            the site's P(Y).
 
         Returns
         -------
@@ -343,9 +352,9 @@ class PrevalenceEstimate:
         Parameters
         ----------
         log_ratio : Tensor of shape (n, K)
-            Normalized log f of the rows.
+            log f of the rows, with f scaled to sum to one over the classes of each row.
         codes : Tensor of shape (n, V)
-            Codes of z.
+            The confounders of the rows, as `confounders.encode` returns them.
 
         Returns
         -------
@@ -359,17 +368,17 @@ class PrevalenceEstimate:
 
     @property
     def allows_for_ratio_error(self) -> bool:
-        """Whether the draws of g include the error of f: only if there is a posterior, whose likelihood is tempered."""
+        """Whether the draws of g include the error of f: only draws of a posterior do."""
         return self._fit.posterior is not None
 
     @property
     def has_curvature(self) -> bool:
-        """Whether intervals need no bootstrap, because there is a posterior or a curvature of the likelihood."""
+        """Whether intervals need no bootstrap: there is a posterior, or the curvature of the likelihood is known."""
         return self._fit.posterior is not None or self._fit.post_fit is not no_curvature
 
     @property
     def slope(self) -> float:
-        """The factor on log f in predictions; 1 if there is no posterior."""
+        """The factor on log f in predictions; 1 if the estimate is not a posterior."""
         return 1.0 if self._fit.posterior is None else self._fit.posterior.slope
 
     @cached_property

@@ -34,12 +34,12 @@ Encode = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class DrawnPrevalence:
-    """The g estimated from one bootstrap draw of the rows.
+    """The g estimated from one bootstrap resample of a site's rows.
 
     Parameters
     ----------
     prevalence : Prevalence
-        The model of g.
+        The estimated g. Its method `log_prob` returns log g for codes of z.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class DrawnPrevalence:
 
     @property
     def marginal(self) -> Any:
-        """The estimate of P(Y), (K,)."""
+        """The estimate of P(Y) from this resample, (K,)."""
         return self._container.classes(self._mean)
 
     def log_prevalence(self, Z: Any) -> Any:
@@ -63,24 +63,24 @@ class DrawnPrevalence:
         Parameters
         ----------
         Z : DataFrame or array of shape (n, V)
-            Confounders.
+            Confounders, NaN where missing.
 
         Returns
         -------
         array of shape (n, K)
-            log P(Y|Z) of each row.
+            log P(Y|Z) of each row of Z.
         """
         return self._container.rows(self.prevalence.log_prob(self._encode(Z)), index_of(Z))
 
 
 @dataclass(frozen=True)
 class Resamples:
-    """The results of a bootstrap, from `PrevalenceEstimate.bootstrap`.
+    """The g estimated from each bootstrap resample of a site's rows; the result of `PrevalenceEstimate.bootstrap`.
 
     Parameters
     ----------
     draws : tuple of DrawnPrevalence
-        The estimated g of every draw.
+        The g of every resample.
 
     Examples
     --------
@@ -99,18 +99,19 @@ class Resamples:
 
     @property
     def marginal(self) -> Any:
-        """P(Y) of every draw, (B, K)."""
+        """P(Y) of each of the B resamples, (B, K)."""
         return np.stack([np.asarray(draw._mean.cpu()) for draw in self.draws])
 
     def interval(
         self, function: Callable[[DrawnPrevalence], Any] | None = None, level: float = 0.95
     ) -> tuple[Any, Any]:
-        """Compute the percentile interval of a function of g.
+        """Compute an interval of a function of g, between two percentiles of its values in the resamples.
 
         Parameters
         ----------
         function : callable, optional
-            Maps a `DrawnPrevalence` to a number or an array. By default it returns the P(Y) of the draw.
+            Maps the `DrawnPrevalence` of a resample to a number or an array. By default it returns the P(Y) of the
+            resample.
         level : float
             Confidence level of the interval.
 

@@ -86,54 +86,59 @@ def estimate_prevalence(
     ----------
     log_ratio : array of shape (n, K), or chunks
         log f(x,z) of the site's rows. Adding a constant to a row does not change the result. Rows that do not fit into
-        memory can be given as a memory-mapped array, as `ParquetChunks`, or as any re-iterable of chunks
-        (log_ratio, Z or None). Rows on several machines can be given as a Dask frame or array. Then all other arguments
-        with one entry for each row must be Dask collections with the same partitions, and the schema of z must come
-        from `confounders` or from a prior.
+        memory can be given as a memory-mapped array, as `ParquetChunks`, or as any object over which one can iterate
+        several times and that yields chunks (log_ratio, Z), where Z may be None. Rows on several machines can be given
+        as a Dask DataFrame or array. Then all other arguments with one entry for each row must be Dask collections with
+        the same partitions, and the schema of z must come from `confounders` or from a prior.
     sample_confounder : DataFrame or array of shape (n, V), optional
-        Confounders, NaN where missing.
+        The confounders z of the rows, NaN where missing.
     model : {"auto", "constant", "table", "additive", "network"}
         The family of g. "auto" chooses it by the likelihood of left-out rows; "network" is the paper's network. If the
-        result is a posterior (see `strength`), g does not depend on z with "constant"; all other choices give the same
-        form of g.
+        result is a posterior (see `strength`), there are only two forms of g: with "constant", g does not depend on z;
+        with all other choices, it is the g of section 18 of docs/maths.md.
     solver : {"auto", "newton", "lbfgs", "em"} or EM
-        How the likelihood is maximized. "em" stands for the paper's algorithms 1 and 2, and `EM(...)` for the same
-        algorithms with settings.
+        How the likelihood is maximized. "auto": by the default method of the family. "em": by the paper's algorithms 1
+        and 2; an `EM` object stands for the same algorithms with settings. Not every family has every solver.
     strength : float or "auto"
         How strongly g is shrunk: the number of pseudo-rows in each cell of "constant" and "table", or the ridge penalty
         on the coefficients of "additive". With "auto" and a prior, the result is the posterior of section 18 of
-        docs/maths.md, unless the solver is EM or the model is "network". Otherwise "auto" chooses the strength by the
-        likelihood of left-out rows ("constant" is not shrunk).
+        docs/maths.md, unless the solver is EM or the model is "network". In all other cases, "auto" chooses the
+        strength by the likelihood of left-out rows, and "constant" is not shrunk.
     prior : array of shape (K,), SitePrior or estimate, optional
-        The g to which the estimate is shrunk. It is also the result if f is not informative. The prior is given by K
-        probabilities (a Series is matched by its class labels), by another estimate, or by a `SitePrior`, which also
-        has scales learned from the training sites. If the g of the prior depends on z and no posterior is computed,
-        "table" and "additive" are shrunk to this g with its level adjusted to the site.
+        The g to which the estimate is shrunk. It is also the result if f is not informative. It is given in one of
+        three ways: as K probabilities (those of a Series are matched by its class labels), as another estimate, or as a
+        `SitePrior`, which also has scales learned from the training sites. If the g of the prior depends on z and no
+        posterior is computed, "table" and "additive" are shrunk to this g with its level adjusted to the site.
     confounders : Confounders, optional
-        The schema learned in training. By default the schema of the prior or of `start` is used. If neither has one,
-        the schema is learned from `sample_confounder`.
+        The schema of z that was learned in training. By default the schema of the prior or of `start` is used. If
+        neither has one, the schema is learned from `sample_confounder`.
     categorical : str, int or sequence of these, optional
         Names or positions of columns to treat as categorical, if the schema is learned.
     y : array of shape (n,), optional
-        Known labels as class indices, and NaN where the label is unknown. A posterior also uses them to estimate the
-        level and the slope of log f at this site (`SitePrior.slope_scale`).
+        Known labels as class indices, and NaN where the label is unknown. If the result is a posterior, the labels are
+        also used to estimate the level and the slope of log f at this site (see `SitePrior.slope_scale`).
     sample_weight : array of shape (n,), optional
         Frequency weights: a row of weight two counts as two rows.
     groups : array of shape (n,), optional
         The group of each row, for example the patient. Intervals account for the dependence of rows of one group.
     start : array of shape (K,) or estimate, optional
-        The g at which the solver starts. If it is not given, EM starts at random as in the paper.
+        The g at which the solver starts: K probabilities, or another estimate. By default, EM starts at random as in
+        the paper.
     random_state : int, RandomState or None
         Seed of EM's random start, and of the network's initial weights and dropout.
     dropout : float
-        The share of a network's hidden units that is dropped in EM's M-steps. (The paper uses 0.5 for its two image
-        collections and no dropout for digits.)
+        Only for "network" with EM: the dropout probability of hidden units in the M-steps. (The paper uses 0.5 for its
+        two image collections and no dropout for digits.)
     known_prevalence : float, array, tuple, dict or DataFrame, optional
-        The known P(y) of the site, used as data in addition to the rows. It requires a prior and `strength="auto"`.
-        Possible forms are: K probabilities; with two classes, the probability of the second class, or a tuple
-        `(value, low, high)` of this probability and its 95% interval; a dict that maps a class (its index, or the name
-        of its column in `log_ratio`) to a probability or to such a tuple; a DataFrame with a row for each stratum of z
-        (see docs/known_labels.md).
+        The known P(y) of the site, used as data in addition to the rows. It requires that the result is a posterior
+        (see `strength`). Possible forms are:
+
+        - K probabilities;
+        - with two classes, the probability of the second class, or a tuple `(value, low, high)` of this probability and
+          its 95% interval;
+        - a dict that maps a class (its index, or the name of its column in `log_ratio`) to a probability or to such a
+          tuple;
+        - a DataFrame with a row for each stratum of z (see docs/known_labels.md).
 
     Returns
     -------
@@ -256,13 +261,13 @@ def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
     log_ratio : array of shape (n, K)
         log f of the rows.
     log_prevalence : array of shape (n, K) or (K,)
-        log g of each row, or one log g for all rows. Classes of pandas objects are matched by their labels, if both
-        arguments have the same labels.
+        log g of each row, or one log g for all rows. If both arguments are pandas objects with the same class labels,
+        the classes are matched by these labels, otherwise by position.
 
     Returns
     -------
     array of shape (n, K)
-        Probabilities, in the container and on the device of `log_ratio`.
+        The probabilities of the classes, as the same type of array and on the same device as `log_ratio`.
 
     Examples
     --------

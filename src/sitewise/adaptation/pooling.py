@@ -40,9 +40,9 @@ def pool_prevalence(
 ) -> SitePrior:
     """Learn the prior of a new site's P(Y|Z) from labeled training sites.
 
-    The prior consists of the additive g of a typical site, and of the variances of the level and of each confounder's
-    effect between sites. The estimate at a new site is shrunk strongly where the training sites agree, and weakly where
-    they differ (equation 13).
+    The prior has two parts: the additive g of a typical site, and variances that say how much the level and the effect
+    of each confounder differ between sites. The estimate at a new site is shrunk strongly where the training sites
+    agree, and weakly where they differ (equation 13).
 
     Parameters
     ----------
@@ -53,8 +53,8 @@ def pool_prevalence(
     sample_domain : array of shape (n,)
         The site of each row. There must be at least two sites; with four or more, the variances are more reliable.
     n_classes : int, optional
-        The number of classes K, needed if the last class does not occur in y. By default it is the largest index in y
-        plus one.
+        The number of classes K. By default it is the largest index in y plus one; give it if the last class does not
+        occur in y.
     confounders : Confounders, optional
         The schema of the confounders; by default it is learned from `sample_confounder`.
     categorical : str, int or sequence of these, optional
@@ -65,7 +65,7 @@ def pool_prevalence(
     Returns
     -------
     SitePrior
-        The prior, for `estimate_prevalence(prior=...)`.
+        The prior, for the argument `prior` of `estimate_prevalence`.
 
     Examples
     --------

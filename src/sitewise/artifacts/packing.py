@@ -41,20 +41,22 @@ class OddEntryError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """A class that may be saved, by its fields or by the functions `take_apart` and `put_together`.
+    """How objects of a class are saved with a model and loaded again. A class without a record cannot be saved.
+
+    Records are the values of a dict; the keys are the names of the classes in saved files.
 
     Parameters
     ----------
     kind : type or callable
-        The class. It can also be a function, which is saved by its name.
+        The class. It can also be a function; of a function only the name is saved.
     take_apart : callable, optional
-        Converts an object to the dict that is saved. If None, the fields of the dataclass are saved.
+        Converts an object to the dict that is saved. None: the class is a dataclass, and its fields are saved.
     put_together : callable, optional
-        Converts the saved dict back to an object. If None, the dict has the fields of the dataclass.
+        Converts the saved dict back to an object. None: the class is a dataclass, and is called with the saved fields.
     methods : tuple of str
-        Methods that may be saved as functions bound to their object.
+        The names of methods that may be saved together with their object (bound methods, such as `g.log_prob`).
     dropped : tuple of str
-        Fields of earlier versions that are ignored when a file is read.
+        Names of fields that earlier versions of the class had. They are ignored when a file is read.
 
     Examples
     --------

@@ -30,16 +30,16 @@ def calibrate_log_ratio(
     y : array of shape (n,)
         Class indices 0..K-1.
     log_prevalence : array of shape (n, K) or (K,)
-        log g of each row at its own site, or one log g for all rows. It must not be fitted to the labels `y`: use
-        cross-fitting.
+        log g of each row at its own site, or one log g for all rows. The g of a row must not be fitted to the label of
+        this row: use cross-fitting.
     method : {"vector", "bias_corrected", "temperature", "none"}
-        "temperature" has one slope for all classes and no bias, "bias_corrected" one slope for all classes and a bias
-        for each class, "vector" a slope and a bias for each class. With two classes, "vector" and "bias_corrected" are
-        the same. "none" does not change log f.
+        "temperature": one slope for all classes and no bias. "bias_corrected": one slope for all classes, and a bias
+        for each class. "vector": a slope and a bias for each class. With two classes, "vector" and "bias_corrected" are
+        the same. "none": log f is not changed.
     sample_weight : array of shape (n,), optional
         One weight for each row.
     groups : array of shape (n,), optional
-        Rows of one group, for example a patient, are resampled together.
+        The group of each row, for example the patient. All rows of a group are resampled together.
     n_resamples : int
         The number of bootstrap resamples of the rows. The calibration is refitted to each of them, with log g fixed.
     random_state : int, RandomState or None
@@ -48,7 +48,7 @@ def calibrate_log_ratio(
     Returns
     -------
     Calibration
-        The calibration. Call it on the log-ratios of any site.
+        The calibration. Call it on log f of rows of any site.
 
     Examples
     --------

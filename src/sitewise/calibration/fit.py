@@ -37,14 +37,15 @@ NOT_UNDONE = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted calibration of log f: in each class, `slope * centred log f + bias`. Call it on log f of any site.
+    """A fitted calibration of log f. Call it on log f of rows of any site.
 
-    Centred means: minus the mean over the classes of the row.
+    First, log f of a row is centred: its mean over the classes is subtracted. The calibrated log f of each class is
+    then its slope times the centred log f, plus its bias (equation 6).
 
     Parameters
     ----------
     method : {"vector", "bias_corrected", "temperature", "none"}
-        The method of the fit; "none" leaves log f unchanged.
+        The method of the fit, as for `calibrate_log_ratio`; "none" leaves log f unchanged.
     slope : Tensor of shape (K,)
         The slope of each class.
     bias : Tensor of shape (K,)
@@ -72,12 +73,12 @@ class Calibration:
         Parameters
         ----------
         log_ratio : array of shape (n, K)
-            Raw log f.
+            Raw log f: before calibration.
 
         Returns
         -------
         array of shape (n, K)
-            Calibrated log f, in the container and on the device of `log_ratio`.
+            Calibrated log f, as the same type of array and on the same device as `log_ratio`.
         """
         problems = Problems("calibration")
         raw_log_ratio = read_matrix(log_ratio, "log_ratio", problems)
@@ -90,12 +91,12 @@ class Calibration:
         return Container.of(log_ratio).rows(self.apply(raw_log_ratio))
 
     def apply(self, raw_log_ratio: Tensor) -> Tensor:
-        """Calibrate a tensor; infinite entries stay infinite.
+        """Calibrate rows of log f that are given as a tensor; infinite entries stay infinite.
 
         Parameters
         ----------
         raw_log_ratio : Tensor of shape (n, K)
-            Raw log f.
+            Raw log f: before calibration.
 
         Returns
         -------
@@ -109,20 +110,19 @@ class Calibration:
         return torch.where(raw_log_ratio.isinf(), raw_log_ratio, calibrated)
 
     def undo(self, calibrated_log_ratio: Tensor) -> Tensor:
-        """Recover the centred raw log-ratio from a calibrated one; infinite entries stay infinite.
+        """Recover the centred raw log f from the calibrated one; infinite entries stay infinite.
 
-        A row of the calibrated log-ratio may differ from `slope ∘ raw + bias` by a constant. The constant is chosen so
-        that the finite entries of the raw row have mean zero.
+        A slope of zero cannot be undone and raises an error.
 
         Parameters
         ----------
         calibrated_log_ratio : Tensor of shape (n, K)
-            Calibrated log f, up to a constant in each row.
+            Calibrated log f. A constant that was added to a row does not change the result.
 
         Returns
         -------
         Tensor of shape (n, K)
-            Raw log f. The finite entries of each row have mean zero.
+            Raw log f, centred: the finite entries of each row have mean zero.
         """
         flat = (self.slope == 0).nonzero().flatten().tolist()
         if flat:

@@ -26,14 +26,16 @@ FEW = 16  # rows that are encoded value by value
 
 @dataclass(frozen=True)
 class Confounders:
-    """The schema of the confounders Z: the kind of each variable, and its levels, or its range and knots.
+    """The schema of the confounders Z: how each variable is converted to numbers, called codes.
 
-    Learn the schema once, on the training data, with `learn`. All other sites are encoded with the same schema.
+    For a categorical variable, the schema has its categories (levels). For a continuous variable, it has the range, and
+    the knots of splines. Learn the schema once, on the training data, with `learn`. All other sites are encoded with
+    the same schema.
 
     Parameters
     ----------
     variables : tuple of Continuous or Categorical
-        One variable for each column, in order.
+        One variable for each column of Z, in order.
 
     Examples
     --------
@@ -47,10 +49,10 @@ class Confounders:
 
     @classmethod
     def learn(cls, Z: object, categorical: str | int | Iterable[str | int] | None = None) -> "Confounders":
-        """Learn kinds, levels, ranges and knots from Z.
+        """Learn the schema from Z.
 
-        A column of strings, objects, categories or booleans is categorical. So is a column of numbers with at most two
-        distinct values, both whole numbers. Other columns of numbers are continuous.
+        A column of strings, objects, categories or booleans is categorical. A column of numbers is categorical if it
+        has at most two distinct values and these are whole numbers; otherwise it is continuous.
 
         Parameters
         ----------
@@ -80,7 +82,7 @@ class Confounders:
     def learn_in_chunks(
         cls, chunks: Iterable[object], categorical: str | int | Iterable[str | int] | None = None
     ) -> "Confounders":
-        """Learn the schema from rows in chunks, with bounded memory.
+        """Learn the schema as `learn` does, from chunks of rows that do not fit into memory together.
 
         Parameters
         ----------
@@ -123,8 +125,8 @@ class Confounders:
         """Convert Z to codes.
 
         Columns of a DataFrame or dict are matched by name, columns of an array by position. An array must have a column
-        for each variable. Values outside the learned range are clipped. Unseen levels and absent columns count as
-        missing.
+        for each variable. Numbers outside the learned range are clipped to it. Categories that were not learned, and
+        all values of a variable without a column, count as missing.
 
         Parameters
         ----------
@@ -133,12 +135,13 @@ class Confounders:
         device : torch.device, optional
             Where to put the codes; the CPU by default.
         quiet : bool
-            Whether to omit the warnings about unseen levels, absent columns and ignored columns.
+            Whether to omit the warnings about unseen categories, absent columns and ignored columns.
 
         Returns
         -------
         codes : Tensor of shape (n, V)
-            The code of every value.
+            The code of every value: from 1 to 2 within the range of a continuous variable, and 0 if missing; the index
+            of the category for a categorical variable, and the number of categories if missing.
         notes : Notes
             How many values were clipped or unseen, and which columns were absent or ignored.
         """
@@ -196,7 +199,7 @@ class Confounders:
         Returns
         -------
         DataFrame
-            One column for each variable: numbers within the learned range, or levels; NaN or None where missing.
+            One column for each variable: numbers within the learned range, or categories; NaN or None where missing.
         """
         columns: dict[str, Any] = {}
         for column, variable in zip(codes.cpu().numpy().T, self.variables, strict=True):
@@ -221,7 +224,7 @@ class Confounders:
         Returns
         -------
         Tensor of shape (V,)
-            The missing code of each variable.
+            For each variable, the code that stands for a missing value.
         """
         return torch.tensor([v.missing_code for v in self.variables], dtype=torch.float64, device=device)
 
@@ -241,7 +244,7 @@ class Confounders:
         return codes == self.missing_codes(codes.device)
 
     def knock_out(self, codes: Tensor, mask: Tensor) -> Tensor:
-        """Replace entries by the code for "missing" (equation 5). f and g must get the same resulting codes.
+        """Replace entries by the code for "missing" (equation 5). f and g must then get the same codes.
 
         Parameters
         ----------
@@ -260,8 +263,9 @@ class Confounders:
     def inputs(self, codes: Tensor) -> Tensor:
         """Convert codes to the input columns of a network.
 
-        A continuous variable has two columns: its code and a flag for missing. A categorical variable has one column
-        for each level and one for missing. The last column of a variable is zero wherever its value is known.
+        A continuous variable has two columns: its code, and a flag that is 1 if the value is missing. A categorical
+        variable has a flag for each category, and one for missing. So the last column of each variable flags missing
+        values.
 
         Parameters
         ----------
@@ -283,12 +287,12 @@ class Confounders:
         return torch.cat(blocks, dim=1)
 
     def missing_columns(self) -> list[int]:
-        """Return the positions, in `inputs`, of the columns that flag missing values.
+        """Return which columns of the result of `inputs` flag missing values.
 
         Returns
         -------
         list of int
-            One position for each variable.
+            One column index for each variable.
         """
         widths = [len(v.levels) + 1 if isinstance(v, Categorical) else 2 for v in self.variables]
         return (np.cumsum(widths) - 1).tolist()  # type: ignore[no-any-return]

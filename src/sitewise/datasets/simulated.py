@@ -59,17 +59,19 @@ class SimulatedFamily:
     signal : float
         Strength of f: the distance between two classes' means of the first K features of x, in standard deviations.
     coupling : float
-        How far a confounder shifts its own feature of x, in standard deviations; the extreme values shift it by
-        ± `coupling`.
+        How far a confounder shifts the feature of x that belongs to it (see Notes), in standard deviations. Its
+        smallest value shifts the feature by -`coupling`, and its largest value by +`coupling`.
     effect : float
-        Strength of the dependence of P(y|z) on z: a factor on its log-odds.
+        Strength of the dependence of P(y|z) on z: a factor on the log-odds that z adds to each class.
     seed : int
-        Seed of the random shapes of these dependencies.
+        Seed of the numbers that are drawn once for the family: how P(y|z) depends on z, and how y shifts the features
+        that belong to confounders.
 
     Notes
     -----
-    The first K features of x depend on y only. Each confounder has one further feature, which depends on it and on y.
-    If a confounder is missing, the true log f does not use its feature of x; it is exact for the other features.
+    x has K features that depend on y only, followed by one feature for each confounder. The feature of a confounder
+    depends on this confounder and on y. If a confounder is missing in a row, the true log f of the row is that of the
+    other features.
 
     Examples
     --------
@@ -134,9 +136,10 @@ class SimulatedFamily:
         prevalence : array of shape (K,), optional
             P(y) at the site; uniform by default.
         dependence : float
-            Factor on the family's effect of z on y: 0 removes the effect, -1 reverses it.
+            Factor on the dependence of P(y|z) on z that the family has: 0 removes the dependence, -1 reverses it.
         z_shift : float
-            Shift of P(z) to higher values and levels; 0 is no shift, and a negative shift is to lower ones.
+            Shift of P(z). If it is positive, high values and levels of the confounders are more frequent; if it is
+            negative, low ones are.
         missing : float
             The probability that a value of z is missing, independently for each value.
         name : str
@@ -147,7 +150,8 @@ class SimulatedFamily:
         Returns
         -------
         SimulatedSite
-            The rows with their true log f and log g.
+            The rows (`X`, `y`, `Z`), their true log f (`log_ratio`) and log g (`log_prevalence`), the site's P(y)
+            (`marginal`), and the rows as a `Site` (`site`).
         """
         rng = np.random.default_rng(seed)
         target = self._read_prevalence(prevalence)
@@ -163,18 +167,18 @@ class SimulatedFamily:
     def log_prevalence(
         self, Z: pd.DataFrame, *, prevalence: Any = None, dependence: float = 1.0, z_shift: float = 0.0
     ) -> Array:
-        """Return the true log g of a site at any z.
+        """Return the true log g of a site at any z. Give the settings of the site as in `site`.
 
         Parameters
         ----------
         Z : DataFrame
-            Confounders with the columns of `SimulatedSite.Z`, without missing values.
+            Confounders without missing values; their columns are `names`.
         prevalence : array of shape (K,), optional
-            P(y) at the site, as in `site`.
+            P(y) at the site.
         dependence : float
-            As in `site`.
+            The site's factor on the dependence of P(y|z) on z.
         z_shift : float
-            As in `site`.
+            The site's shift of P(z).
 
         Returns
         -------
@@ -189,21 +193,21 @@ class SimulatedFamily:
 
         Parameters
         ----------
-        X : array of shape (n, d)
-            Inputs.
+        X : array of shape (n, K + V)
+            Inputs: K features, and one for each of the V confounders.
         Z : DataFrame
             The confounders of these rows, NaN or None where missing.
 
         Returns
         -------
         ndarray of shape (n, K)
-            log P(x|y,z), up to a constant for each row. Every confounder has a feature of x of its own. Where the
-            confounder is missing, its feature is left out.
+            log P(x|y,z), up to a constant for each row. Where a confounder is missing, the feature that belongs to it
+            is left out of x.
         """
         return self._log_ratio(np.asarray(X), *self._from_frame(Z))
 
     def means(self, Z: pd.DataFrame) -> Array:
-        """Return the mean of x in every class, at the z of each row.
+        """Return the expectation of x in every class, at the z of each row.
 
         Parameters
         ----------
@@ -212,8 +216,8 @@ class SimulatedFamily:
 
         Returns
         -------
-        ndarray of shape (n, K, d)
-            E[x|y,z].
+        ndarray of shape (n, K, K + V)
+            E[x|y,z] of the K + V features of x, where V is the number of confounders.
         """
         return self._means(self._from_frame(Z)[0])
 

@@ -34,11 +34,12 @@ class Finding:
     name : str
         The name of the check.
     severity : {"good", "unknown", "care", "stop"}
-        How serious the finding is.
+        How serious the finding is. "unknown": the check was not possible.
     value : float or None
-        The number that was compared with the threshold; None if the check was not possible.
+        The number that was compared with `threshold`, for example a p-value or a share of rows. None if there is no
+        such number.
     threshold : float or None
-        The threshold.
+        The limit with which `value` was compared.
     sentence : str
         The finding in words.
     advice : str
@@ -46,7 +47,7 @@ class Finding:
     p_value : float, optional
         The p-value of the check, if it is a test. It is not adjusted for the other checks.
     details : dict
-        Further plain numbers.
+        Further numbers of the check, by name.
 
     Examples
     --------
@@ -80,25 +81,31 @@ class Grounds:
     policy : {"auto", "as trained", "rows"}
         The policy of `adapt`.
     as_trained : tuple of float
-        P(Y) of each class at the site by the model as trained.
+        P(Y) of each class by the model as trained: the mean of its predictions for the site's rows at which f is
+        identified (section 12 of docs/maths.md).
     rows_alone : tuple of float
-        P(Y) of each class at the site by maximum likelihood from the rows alone.
+        P(Y) of each class by the rows alone: the mean of the predictions with the maximum likelihood estimate of g, for
+        the same rows.
     here : tuple of float
-        P(Y) of each class at the site by the adapted model.
+        P(Y) of each class by the adapted model: the mean of its predictions for all rows of the site.
     applied_share : float
-        The share of the change: the part of the change suggested by the rows alone that was applied, from 0 to 1.
+        The share of the change: the rows alone suggest a change of the predictions, and this share of it was made, from
+        0 to 1.
     change : float
-        The mean change of the predictions, in log-odds, that the rows alone suggest, for the class that changes most.
+        The size of the change of the predictions that the rows alone suggest: about the mean change in log-odds, for
+        the class that changes most.
     half_width : float
-        Half the width of the 95% interval of P(Y) from the rows alone, for the class with the widest interval.
+        Half the width of the 95% interval of P(Y) by the rows alone, for the class with the widest interval.
     by_chance : bool
-        Whether the intervals of P(Y) from the rows alone contain the prevalence as trained, for all classes.
+        Whether the interval of P(Y) by the rows alone contains P(Y) as trained, for every class.
     without_rehearsal : float
-        The value that `applied_share` would have if the rehearsal had found no errors of estimates.
+        The share of the change that would have been made if the rehearsal had found no errors of estimates. It is only
+        computed with the policy "auto" and a share below 0.8; otherwise it is the share itself.
     slope : float
         The factor on log f in predictions, from the rehearsal. If it is below one, probabilities are less extreme.
     failed : str or None
-        The check of the assumption that failed, with a larger violation than at every rehearsed site; None if none.
+        The name of the check of the assumption that failed: its finding is "stop", and the violation is larger than at
+        every rehearsed site. None if no check failed.
 
     Examples
     --------
@@ -128,6 +135,7 @@ class Outcome(str):
     ----------
     reason : str
         The reason: "the rows", "asked", "few rows", "rehearsal", "check", "nothing changed" or "cannot tell".
+        docs/trust.md says what each of them means.
     sentence : str
         A sentence that says what was done and why.
     risk : str
@@ -184,7 +192,7 @@ class Diagnosis:
     verdict : {"adapt", "care", "do not adapt"}
         The verdict.
     findings : tuple of Finding
-        One for each check.
+        One finding for each check.
     outcome : Outcome, optional
         The outcome of the adaptation: what was done at the site and why.
 

@@ -80,10 +80,10 @@ LEAST_TRUST = 1e-4  # the smallest weight of the rows; with it the interval is a
 class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A model adapted to one site, returned by `GPAClassifier.adapt` and `PrevalenceAdjuster.adapt`.
 
-    It is a fitted scikit-learn classifier. Displays, `permutation_importance` and `FrozenEstimator` accept it, and
-    `clone` returns it unchanged. Confounders z are either passed as `sample_confounder`, for which scikit-learn's
-    metadata routing can be used, or they are the columns of X that `confounder_columns` names. The original model is
-    not changed and can be adapted to other sites.
+    It is a fitted scikit-learn classifier. scikit-learn's display classes, `permutation_importance` and
+    `FrozenEstimator` accept it, and `clone` returns it unchanged. There are two ways to pass confounders z: as
+    `sample_confounder` (also by scikit-learn's metadata routing), or as columns of X, which `confounder_columns` names.
+    The original model is not changed and can be adapted to other sites.
 
     Parameters
     ----------
@@ -92,19 +92,21 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     estimate : PrevalenceEstimate
         The estimated prevalence g of the site.
     rows : ScoredRows
-        The site's rows: log f, codes of z, weights, groups, known labels and, for some rows, features; no inputs.
+        The site's rows: log f, codes of z, weights, groups, known labels and, for some rows, features. The inputs X are
+        not kept.
     policy : {"auto", "as trained", "rows"}
         How far the site's rows are trusted, see `GPAClassifier.adapt`.
     level_scale : float, optional
-        The prior scale of the site's shift in log-odds, see `GPAClassifier.adapt`.
+        The prior scale of the difference in prevalence between the training sites and this site, see
+        `GPAClassifier.adapt`.
     confounder_columns : list, optional
-        The columns of X that hold z, used when `sample_confounder` is not given: column names of a frame, or column
-        numbers of an array. None: X holds no z.
+        The columns of X that hold z, used when `sample_confounder` is not given: column names of a DataFrame, or column
+        indices of an array. None: z is read from `sample_confounder` only.
     known_prevalence : Known, optional
         The known prevalence that was given to `adapt`.
     joint : JointEstimate, optional
-        The joint distribution P(z, y) of the site, with which rows that lack z are predicted. None: these rows are
-        predicted by knockout.
+        The joint distribution P(z, y) of the site, with which rows that lack values of z are predicted. None: these
+        rows are predicted by knockout.
 
     Attributes
     ----------
@@ -169,7 +171,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : array-like of shape (n, d) or (n, C, H, W)
             Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z; missing values are allowed.
+            The confounders z of the rows; missing values are allowed.
 
         Returns
         -------
@@ -210,6 +212,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:
         """Compute P(y|x,z) at this site from log f, without running the model again.
 
+        The result is that of `predict_proba`, with one exception: if `missing` is "joint", rows that lack values of z
+        get other probabilities, because the joint model needs the inputs X.
+
         Parameters
         ----------
         log_ratio : array-like of shape (n, K)
@@ -236,13 +241,13 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : array-like of shape (n, d) or (n, C, H, W)
             Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z; missing values are allowed.
+            The confounders z of the rows; missing values are allowed.
 
         Returns
         -------
         ndarray of shape (n,)
-            The most probable class. With a `threshold_`: the second class where its probability reaches the threshold.
-            A Dask collection if X is one.
+            The most probable class of each row. If `threshold_` is set: the second class where its probability is at or
+            above the threshold, otherwise the first. A Dask collection if X is one.
         """
         if is_dask(X):
             return map_rows(self.predict, X, sample_confounder, columns=None, dtype=self.classes_.dtype)
@@ -256,9 +261,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : array-like of shape (n, d) or (n, C, H, W)
             Rows in the same format as for `fit`.
         y : array-like of shape (n,)
-            Their labels.
+            The labels of the rows.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
 
@@ -283,12 +288,13 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def missing(self) -> str:
-        """How rows that lack z are predicted at this site.
+        """How rows that lack some or all values of z are predicted at this site.
 
         Returns
         -------
         str
-            "joint": from the site's joint distribution P(z, y). "knockout": from log f with z missing.
+            "joint": from the site's joint distribution P(z, y). "knockout": f is computed from x and the known values
+            of z.
         """
         return "knockout" if self.joint_in_use is None else "joint"
 
@@ -300,7 +306,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         Z : DataFrame or array-like of shape (n, V), optional
-            Values of the confounders.
+            Values of the confounders, a row for each P(Y|Z) to be returned.
 
         Returns
         -------
@@ -327,14 +333,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return an interval for the prevalence of each class in the site's population.
 
         The interval of P(Y) always contains `prevalence()`. If the rows are not used (see `outcome`), the interval
-        comes from the prior, which is based on the differences between training sites. The interval of P(Y|Z) has width
-        zero where f is not identified, because the training prevalence is kept there; this does not mean that P(Y|Z) is
-        certain.
+        comes from the prior, which is based on the differences between training sites. Where f is not identified (at a
+        category of z in which some class never occurred in training), the training prevalence is kept. The interval of
+        P(Y|Z) then has width zero, but this does not mean that P(Y|Z) is certain.
 
         Parameters
         ----------
         Z : DataFrame or array-like of shape (n, V), optional
-            Values of the confounders.
+            Values of the confounders, a row for each interval of P(Y|Z).
         level : float
             The confidence level of the interval.
 
@@ -401,7 +407,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         Outcome
-            Equal to "adapted", "partly adapted" or "as trained". `sentence`, `reason` and `risk` explain it.
+            A string ("adapted", "partly adapted" or "as trained") with the attributes `sentence`, `reason` and `risk`,
+            which explain it.
         """
         if self._outcome is None:
             self._outcome = site_outcome(self, self._failed_check)
@@ -413,7 +420,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         Diagnosis
-            The outcome, the verdict that follows from it, and all checks with their numbers and advice.
+            The outcome, the findings of all checks with their numbers and advice, and the verdict that follows from
+            both.
         """
         outcome, findings = self.outcome, self.checks.findings
         return Diagnosis(follows(outcome, outcome.reason, self._failed_check, findings), findings, outcome)
@@ -494,12 +502,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.rows.by_knockout() if self.joint_in_use is None else self.rows
 
     def unchecked(self) -> "AdaptedClassifier":
-        """Return the same site without the checks of the assumption.
+        """Return a copy of this site without its checks.
 
         Returns
         -------
         AdaptedClassifier
-            A copy that trusts its rows as far as the rehearsal allows, whatever the checks find.
+            A copy that trusts its rows as far as `policy` and rehearsal allow, whatever the checks of this site find.
         """
         return self.with_checks(())
 
@@ -515,14 +523,15 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         columns : DataFrame, optional
-            The columns to test, with rows in the order of the rows that were passed to `adapt`. None: the confounders.
+            The columns to test, with a row for each row that was passed to `adapt`, in the same order. None: the
+            confounders.
 
         Returns
         -------
         DataFrame
-            A row for each column, the smallest p-value first, with the `statistic`, degrees of `freedom` and `p_value`
-            of a score test. The null hypothesis is that P(y|z) depends on this column as at the training sites, except
-            for a shift of the overall level.
+            The results of a score test for each tested column, a row each, the smallest p-value first: `statistic`,
+            `freedom` (degrees of freedom) and `p_value`. The null hypothesis is that P(y|z) depends on the tested
+            column as at the training sites; the overall level of P(y|z) may differ.
         """
         return shift_by_column(self, columns)
 
@@ -539,19 +548,22 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Estimate the performance on the rows that were passed to `adapt`, without labels.
 
         By default, the performance of this model is estimated. If `y_pred` or `proba` is given, the performance of the
-        model that gave them is estimated. With `y_pred` alone, metrics of probabilities are undefined (None).
+        model that gave them is estimated. With `y_pred` alone, metrics of probabilities are undefined (None). A site
+        with more than 30,000 rows is represented by 30,000 of its rows, evenly spaced.
 
         Parameters
         ----------
         y_pred : array-like of shape (n,), optional
-            Decisions of another model or rule, in the order of the rows that were passed to `adapt`.
+            Classes predicted by another model or rule, in the order of the rows that were passed to `adapt`.
         proba : array-like of shape (n, K) or (n,), optional
-            Probabilities of another model. With shape (n,): the probability of the second of two classes.
+            Probabilities given by another model, in the same order. With shape (n,): the probability of the second of
+            two classes.
         level : float
             The confidence level of the intervals.
         threshold : float, optional
-            The probability of the second class from which a row is classified as that class. None: `threshold_`, if one
-            was chosen and this model is evaluated; otherwise each row is classified as its most probable class.
+            For two classes: rows whose probability of the second class is at or above the threshold are classified as
+            that class. None: the `threshold_` of this model, if it has one and no other model is evaluated; otherwise
+            each row is classified as its most probable class.
 
         Returns
         -------
@@ -585,14 +597,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         y_pred : array-like of shape (n,), optional
-            Decisions of another model, as in `expected_performance`.
+            Classes predicted by another model, as in `expected_performance`.
         proba : array-like of shape (n, K) or (n,), optional
-            Probabilities of another model, as in `expected_performance`.
+            Probabilities given by another model, as in `expected_performance`.
         threshold : float, optional
-            The probability from which a row is classified as positive. None: `threshold_`, if one was chosen and this
-            model is evaluated; otherwise 0.5.
+            Rows whose probability of the second class is at or above the threshold are called positive. None: the
+            `threshold_` of this model, if it has one and no other model is evaluated; otherwise 0.5.
         specificity : float
-            The specificity at which the sensitivity is estimated.
+            The smallest allowed specificity. The estimated sensitivity is the highest one that is possible with it.
         level : float
             The confidence level of the intervals.
 
@@ -614,9 +626,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         y_pred : array-like of shape (n,), optional
-            Decisions of another model, as in `expected_performance`.
+            Classes predicted by another model, as in `expected_performance`.
         proba : array-like of shape (n, K) or (n,), optional
-            Probabilities of another model, as in `expected_performance`.
+            Probabilities given by another model, as in `expected_performance`.
         thresholds : array-like, optional
             The thresholds. None: 0.01, 0.02, ..., 0.99.
         level : float
@@ -626,7 +638,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         -------
         DataFrame
             A row for each threshold: the net benefit if patients are treated by the predictions, if all are treated,
-            and if none is treated.
+            and if none is treated. The columns are those of `sitewise.performance.decision_curve`.
         """
         rows = judged_instead(self.drawn_rows, tuple(self.classes_.tolist()), y_pred, proba)
         return decision_curve(rows, THRESHOLDS if thresholds is None else thresholds, level=level)
@@ -648,16 +660,17 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         by : str, list of str, Series, DataFrame or array-like of shape (n,)
-            Names of confounders, or the values of any column in the order of the rows. Each column of a DataFrame is
-            divided into subgroups separately.
+            The columns that define the subgroups: names of confounders, or the values of any columns, in the order of
+            the rows that were passed to `adapt`. Each column defines subgroups of its own.
         bands : sequence of float, or dict of such sequences by column, optional
-            Edges between the groups of a numeric column. None: its quartiles.
+            The edges between the groups of a numeric column. None: its quartiles; if it has at most four distinct
+            values, a group for each value.
         y_pred : array-like of shape (n,), optional
-            Decisions of another model, as in `expected_performance`.
+            Classes predicted by another model, as in `expected_performance`.
         proba : array-like of shape (n, K) or (n,), optional
-            Probabilities of another model, as in `expected_performance`.
+            Probabilities given by another model, as in `expected_performance`.
         threshold : float, optional
-            The probability from which a row is classified as positive, as in `expected_performance`.
+            The threshold of the decisions, as in `expected_performance`.
         level : float
             The confidence level of the intervals.
 
@@ -677,7 +690,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> ThresholdChoice:
         """Choose a threshold for two classes. `predict` uses it from now on; set `threshold_ = None` to undo this.
 
-        Without `sensitivity` and `harm_to_benefit`, the threshold with the highest expected F1 is chosen.
+        Give `sensitivity` or `harm_to_benefit`, but not both. Without them, the threshold with the highest expected F1
+        is chosen.
 
         Parameters
         ----------
@@ -713,19 +727,19 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Predict for each row a set of classes, which contains its true class with probability `coverage`.
 
         This is weighted conformal prediction. Labeled rows that were held out in training are weighted to match this
-        site's P(y, z). They determine the lowest probability at which a class is included in the set. As for all
-        predictions at a site, the coverage requires that P(x|y,z) is the same as in training.
+        site's P(y, z). The weighted rows determine the lowest probability with which a class is included in a set. As
+        for all predictions at a site, P(x|y,z) must be the same as in training; otherwise the coverage may be lower.
 
         Parameters
         ----------
         X : array-like of shape (n, d) or (n, C, H, W)
             Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z; missing values are allowed.
+            The confounders z of the rows; missing values are allowed.
         coverage : float
             The required probability, between 0 and 1.
         by_class : bool
-            Whether the coverage must hold within each class, and not only on average.
+            Whether the coverage must hold for the rows of each true class, and not only on average over all rows.
 
         Returns
         -------
@@ -736,7 +750,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return predict_sets(self, self.probability_of(log_ratio, codes), codes, coverage, by_class)
 
     def sample(self, n: int, *, random_state: int = 0) -> LabelSample:
-        """Draw rows to be labeled from the rows that were passed to `adapt`, stratified by score and z.
+        """Draw rows to be labeled from the rows that were passed to `adapt`, stratified by prediction and z.
 
         Parameters
         ----------
@@ -748,8 +762,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         LabelSample
-            The row numbers, and the weights for `evaluate`. Means over the sample with these weights estimate means
-            over all rows.
+            The indices of the drawn rows (`rows`), and their weights for `evaluate` (`weight`). A mean over the sample
+            with these weights is an estimate of the mean over all rows.
 
         Examples
         --------
@@ -776,8 +790,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Evaluation:
         """Evaluate this model on labeled rows of the site, and compare it with the model as trained.
 
-        The model as trained is evaluated unchanged, and after recalibration with these labels: of the intercept only,
-        and of intercept and slope.
+        The model as trained is evaluated three times: unchanged; with its intercept recalibrated with these labels; and
+        with its intercept and slope recalibrated. Recalibration is cross-fitted: each row is recalibrated by a fit to
+        other rows.
 
         Parameters
         ----------
@@ -786,12 +801,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y : array-like of shape (n,)
             Labels; rows without a label (NaN, None) are left out.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
         groups : array-like of shape (n,), optional
             The patient (or other group) of each row. Bootstrap intervals resample whole patients. The rows of a patient
             are recalibrated with labels of other patients only.
         sample_weight : array-like of shape (n,), optional
-            Weights, for example the weights that `sample` returned.
+            Weights of the rows, for example those that `sample` returned.
         level : float
             The confidence level of the bootstrap intervals.
         n_resamples : int
@@ -800,7 +815,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         Evaluation
-            The metrics of the adapted model, the model as trained and its two recalibrations, with intervals.
+            The metrics, with intervals, of the adapted model, the model as trained and its two recalibrations.
         """
         return evaluate_site(self, X, y, sample_confounder, groups, sample_weight, level, n_resamples)
 
@@ -811,22 +826,22 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> "AdaptedClassifier":
         """Adapt again with more rows of the site. This object is unchanged.
 
-        The prevalence is estimated and the checks are computed from all rows, as in a call of `adapt` with earlier and
-        new rows. The threshold and the policy are kept. The joint distribution P(z, y), and whether it is used, are
-        kept too, because they can only be computed from the inputs of all rows, which are not stored. Call `adapt` with
-        all rows to compute them again.
+        The prevalence and the checks are computed from earlier and new rows together, as if `adapt` were called with
+        all of them. The threshold and the arguments of `adapt` are kept, such as the policy. The joint distribution
+        P(z, y) is not estimated again, and the choice between the joint model and knockout stays the same: both would
+        need the inputs X of the earlier rows, which are not stored. To compute them again, call `adapt` with all rows.
 
         Parameters
         ----------
         X : array-like of shape (n, d) or (n, C, H, W)
             The additional rows.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
         y : array-like of shape (n,), optional
-            Known labels, NaN or None elsewhere.
+            Known labels; NaN or None for rows without a label.
         groups : array-like of shape (n,), optional
-            The patient (or other group) of each row. Patients of new rows count as different from patients of earlier
-            rows.
+            The patient (or other group) of each additional row. A patient of these rows never counts as the same as a
+            patient of earlier rows, even if the name is the same.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
 
@@ -861,9 +876,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         time : array-like of shape (n,)
             The date of each row, or a number that increases with time.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
         window : int or str
-            The length of a window: a number of rows, or a length of time such as "30D".
+            The length of a window: a number of rows, or a length of time such as "30D" if `time` has dates.
         groups : array-like of shape (n,), optional
             The patient (or other group) of each row. The stability check does not use groups.
         sample_weight : array-like of shape (n,), optional
@@ -876,8 +891,11 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         DataFrame
-            A row for each window (and each class, if there are more than two), see `sitewise.monitoring.monitor`.
-            `sitewise.report.timeline` draws it.
+            A row for each window that has rows, in order of time, for the second of two classes; with more classes, a
+            row for each window and class. The columns are `time` (the middle of the window), `start`, `end`, `n` (the
+            number of rows), `class`, `estimate` (of the prevalence), `low`, `high`, `p_value` (of the stability check)
+            and `alarm`. Rows at which f is not identified (section 12 of docs/maths.md) are left out. The function
+            `sitewise.report.timeline.timeline_figure` draws this table.
         """
         X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         settings = {"level": level, "alarm_level": alarm_level}
@@ -886,13 +904,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # The report and folders.
 
     def rename(self, names: dict[str, str]) -> None:
-        """Set the name of the predicted condition or of the positive class in reports.
+        """Set texts of this site's reports, such as the name of the predicted condition.
 
         Parameters
         ----------
         names : dict of str to str
-            Entries of `about_` to replace at this site, for example `{"outcome_name": "sepsis"}`. The entries of the
-            original model are not changed.
+            The texts by name: "outcome_name" (the predicted condition, for example "sepsis"), "positive" (a name of the
+            second of two classes), "intended_use" and "contact". They replace the texts of the model (`about_`) at this
+            site only.
         """
         if names:
             self.model = copy.copy(self.model)
@@ -913,16 +932,16 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         path : path
-            The page, .html.
+            The path of the page, such as "report.html". The JSON file has the same name with the ending ".json".
         site : str, optional
             The name of the site on the page. None: `site_name`.
         level : float
             The confidence level of the intervals.
         subgroups : str, list of str, Series, DataFrame or array-like, optional
-            Subgroups to show, as for the argument `by` of the method `subgroups`. None: the first six confounders that
-            are numbers or have at most 12 categories.
+            The columns that define the subgroups of the page, as the argument `by` of the method `subgroups`. None: the
+            first six confounders that are numbers or have at most 12 categories.
         bands : sequence of float, or dict of such sequences by column, optional
-            Edges between the groups of a numeric column, as in `subgroups`.
+            The edges between the groups of a numeric column, as in the method `subgroups`.
 
         Returns
         -------
@@ -935,8 +954,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save this site as a folder, with its model inside. `sitewise.load` reads it.
 
-        The folder contains scores of the rows, but no inputs. It is written completely or not at all. An earlier saved
-        model at the same path is replaced; any other existing file or folder raises an error.
+        The folder contains the data of the site's rows (log f, z, known labels and others), but not their inputs X. It
+        is written completely or not at all. An earlier saved model at the same path is replaced; any other existing
+        file or folder raises an error.
 
         Parameters
         ----------
@@ -951,13 +971,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Write `predict_proba` as an ONNX graph, and check it with onnxruntime. This needs `sitewise[onnx]`.
 
         The inputs of the graph are "x" and, if there are confounders, "z" of shape (n, V) in float64. In "z", a number
-        is given unchanged, a category is given as the index of its level, and NaN means missing. The output is
-        "probability", (n, K). The metadata of the graph contain the levels, the classes and the threshold.
+        is given unchanged, a category is given as its index in the list of categories, and NaN means missing. The
+        output is "probability", (n, K). The metadata of the graph contain the categories, the classes and the
+        threshold.
 
         Parameters
         ----------
         path : path
-            The file, .onnx.
+            The path of the file, such as "site.onnx".
         dtype : {"auto", "float32", "float64", "uint8"}
             The type of "x". "auto": bytes (uint8) for images, float32 otherwise.
 

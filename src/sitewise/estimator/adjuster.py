@@ -48,48 +48,51 @@ SEES = ("x", "xz", "auto")
 class PrevalenceAdjuster(SiteModel):
     """Adjust the probabilities of an existing classifier to the prevalence of each site.
 
-    The adjuster learns log f from the classifier's probabilities on labeled source rows: it divides them by the
-    prevalence of the source. At a new site, it estimates the prevalence from unlabeled rows and multiplies f by it
-    (equation 3). The classifier itself is not changed. Without z and with `policy="rows"`, the estimate is the one of
-    label-shift EM with calibrated probabilities (Saerens; Alexandari).
+    The adjuster learns log f from the probabilities that the classifier gives for labeled source rows; see
+    `classifier_sees`. At a new site, it estimates the prevalence g from unlabeled rows, and predicts with f times g,
+    scaled to sum to one (equation 3). The classifier itself is not changed. Without z and with `policy="rows"`, the
+    estimate of g is that of label-shift EM with calibrated probabilities (Saerens; Alexandari).
 
-    The probabilities of the source rows must be out-of-sample: from rows that the classifier was not trained on, or
-    from `cross_val_predict`. A classifier is over-confident on its training rows, and this cannot always be detected.
-    If there are several sites, pass `sample_domain`. The differences in P(y) between sites and the errors of f at
-    left-out sites show how far the rows of a new site can be trusted. The source prevalence is kept if the evidence
-    from these rows is insufficient.
+    The probabilities of the source rows must be out-of-sample: the source rows are rows that the classifier was not
+    trained on, or their probabilities are from `cross_val_predict`. A classifier is over-confident on its training
+    rows, and this cannot always be detected. If there are several sites, pass `sample_domain`. The differences in P(y)
+    between sites and the errors of f at left-out sites show how far the rows of a new site can be trusted. The source
+    prevalence is kept if the evidence from the rows of the new site is insufficient.
 
     Parameters
     ----------
     estimator : estimator, torch module or None
         The classifier that turns X into probabilities. None: X holds the probabilities, (n, K). A fitted scikit-learn
-        classifier or pipeline, or a `FrozenEstimator`, is used as it is. An unfitted one is fitted to the source rows,
-        and the probabilities of these rows are cross-fitted. If it only has `decision_function`, its scores are used as
-        logits. A torch module must return logits, (n, K), or (n, 1) for two classes.
+        classifier or pipeline, or a `FrozenEstimator`, is used as it is. An unfitted one is fitted to the source rows;
+        the probabilities of the source rows are then cross-fitted, each by a fit to other rows. If the classifier has
+        no `predict_proba`, the scores of its `decision_function` are used as logits. A torch module must return logits,
+        (n, K), or (n, 1) for two classes.
     calibration : {"vector", "bias_corrected", "temperature", "none"}
         The calibration of log f on the source rows, as for `GPAClassifier`.
     prevalence : {"auto", "constant", "table", "additive", "network"}
         The model of g, as for `GPAClassifier`.
     classifier_sees : {"auto", "x", "xz"}
-        "xz": z is an input of the classifier. Then log f = log p - log g_s(z), where g_s is the prevalence of all
-        source rows, and p is the probability that the classifier gives. The source rows must have the same P(y|z) as
-        the rows that the classifier was trained on. "x": z is not an input. Then log f is fitted as a function of log p
-        and z. "auto": the one of the two that predicts held-out labels better.
+        Whether z is an input of the classifier. "xz": it is. Then log f = log p - log g_s(z), where p is the
+        probability that the classifier gives, and g_s is the prevalence P(y|z) of all source rows together. The source
+        rows must have the same P(y|z) as the rows that the classifier was trained on. "x": z is not an input. Then
+        log f is fitted as a function of log p and z. "auto": "x" or "xz", whichever predicts held-out labels better.
+        Without z, log f = log p - log g_s.
     classes : array-like of shape (K,), optional
         The classes, in the order of the columns of probabilities. None: the order of the fitted estimator; without a
-        fitted estimator, the sorted labels. In a DataFrame whose columns are named after the classes, the order of the
-        columns does not matter. If X was a DataFrame at `fit`, the columns of a DataFrame from a new site must have the
-        same names or the names of the classes.
+        fitted estimator, the sorted labels. If X is a DataFrame of probabilities whose columns are named after the
+        classes, the order of its columns does not matter. If the columns had other names at `fit`, the columns of a
+        DataFrame from a new site must have these names or the names of the classes.
     random_state : int, RandomState or None
         Seed of the folds.
     joint : DataFrame or array-like of shape (M, V), optional
-        Only for a classifier that gives P(y, z|x): the M values of z, in the order of the classifier's output. X then
-        has shape (n, M, K), or (n, M·K) with the K columns of the first value first. The probabilities of a row sum to
-        one over all columns. Rows of a new site then need no z: the joint distribution P(z, y) is estimated from x
-        alone.
+        Only for a classifier that gives P(y, z|x): a table of the M values of z (one in each row, with all
+        confounders), in the order of the classifier's output. The probabilities that the classifier gives, or that X
+        holds, then have shape (n, M, K), or (n, M·K) with the K columns of the first value of z first. The
+        probabilities of a row sum to one over all columns. Rows of a new site then need no z: the joint distribution
+        P(z, y) of the site is estimated from x alone.
     missing : {"auto", "joint", "knockout"}
-        How rows that lack z are predicted, if `joint` is given. "joint": from the site's P(z, y). "knockout": from
-        P(y|x) and one prevalence. "auto": as for `GPAClassifier`.
+        Only if `joint` is given: how rows that lack some or all values of z are predicted. "joint": from the site's
+        P(z, y). "knockout": from x and the known values of z. "auto": as for `GPAClassifier`.
     rehearsal : {"auto", "sites", "rows", None}
         How `fit` rehearses the adaptation to a new site, as for `GPAClassifier`.
     balance : bool or "auto"
@@ -106,11 +109,11 @@ class PrevalenceAdjuster(SiteModel):
     sites_ : list
         The names of the source sites.
     confounders_ : Confounders or None
-        The frozen schema of z; None if there is no z.
+        The schema of z, learned by `fit`; None if there is no z.
     training_summary_ : TrainingSummary
-        Rows and classes of each source site, and a fingerprint of the data.
+        The number of rows of each class at each source site, and a hash that identifies the data.
     classifier_sees_ : str
-        "x" or "xz", as chosen.
+        "x" or "xz": the given or the chosen value of `classifier_sees`.
     held_out_nll_ : dict
         The log loss on held-out labels for each value of `classifier_sees` that was tried.
     estimator_ : estimator or None
@@ -120,9 +123,9 @@ class PrevalenceAdjuster(SiteModel):
 
     Notes
     -----
-    Probabilities of zero are replaced, in source rows and in rows of a new site. If a source row has a zero, the
-    replacement is half the smallest positive probability of the source rows, but at least 1e-12. Otherwise it is 1e-12.
-    Rows whose probabilities do not sum to one (within 0.001) raise an error.
+    Probabilities of zero are replaced by a positive number, in source rows and in rows of a new site. If a source row
+    has a zero, this number is half the smallest positive probability of the source rows, but at least 1e-12. Otherwise
+    it is 1e-12. Rows whose probabilities do not sum to one (within 0.001) raise an error.
 
     Examples
     --------
@@ -180,12 +183,13 @@ class PrevalenceAdjuster(SiteModel):
         groups: Any = None,
         sample_weight: Any = None,
     ) -> Self:
-        """Learn log f from labeled source rows.
+        """Learn log f and the g of each site from labeled source rows, and rehearse adaptation.
 
         Parameters
         ----------
         X : array-like of shape (n, K), (n, M, K) or (n, d)
-            Probabilities, probabilities of pairs (if `joint` is given), or inputs of the estimator.
+            Inputs of the estimator. Without an estimator: probabilities of the K classes, or, if `joint` is given, of
+            the pairs of a value of z and a class.
         y : array-like of shape (n,)
             Labels.
         sample_domain : array-like of shape (n,), optional
@@ -193,8 +197,8 @@ class PrevalenceAdjuster(SiteModel):
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z, NaN where missing.
         groups : array-like of shape (n,), optional
-            The patient (or other group) of each row. A patient is never split between folds, and checks count patients
-            instead of rows.
+            The patient (or other group) of each row. In cross-fitting, the rows of a patient are never split between
+            folds. Checks count patients instead of rows.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
 

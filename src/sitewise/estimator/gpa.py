@@ -62,25 +62,31 @@ class GPAClassifier(SiteModel):
         The network for x: "auto" (chosen by the shape of X), "mlp", "cnn" (the paper's network for digits),
         "monai:resnet18", "monai:resnet50", "timm:NAME", "torchvision:NAME", or a torch module that returns features.
     prevalence : {"auto", "constant", "table", "additive", "network"}
-        The model of g. "constant": one value for all z. "table": one value for each cell of z. "additive": a sum of one
-        term for each variable, on the log scale. "network": the paper's network; at a new site it is fitted by the
-        paper's EM if `solver` is EM, otherwise by direct maximization of the likelihood. "auto": "additive" at the
-        training sites. Without z, g is constant.
+        The model of g. "constant": one value for all z. "table": one value for each cell (combination of values) of z.
+        "additive": a sum of one term for each variable, on the log scale. "network": the paper's network; at a new site
+        it is fitted by the paper's EM if `solver` is EM, otherwise by direct maximization of the likelihood. "auto":
+        "additive" at the training sites; at a new site as `model="auto"` of `estimate_prevalence`. Without z, g is
+        constant.
     knockout : float
         The probability with which each confounder is hidden in training. Confounders may then be missing at prediction.
     missing : {"auto", "knockout", "joint"}
-        How rows that lack z are predicted. "knockout": from f with z missing, as in the paper. "joint": from the site's
-        joint distribution P(z, y), which is estimated from x. "auto": "joint" if conditions (1) to (5) hold, otherwise
-        "knockout". (1) No row of the site has all of z. (2) At least 50 training rows have all of z. (3) At most 25% of
-        the training rows have a z at which a class is absent. A class counts as absent if at least 10 of its rows are
-        expected at this z by its share of all training rows, but less than one by g, or if z has a category in
-        which the class never occurred. (4) On held-out rows whose z is hidden, the log loss of the
-        joint model is at most 1.2 times the log loss of knockout. An excess of up to two standard errors is allowed,
-        and fewer than 50 held-out rows are not checked. (5) The left-out log-likelihood of the site's x is higher by
-        more than 1 with the joint model than with knockout.
+        How rows that lack some or all values of z are predicted. "knockout": f is computed from x and the known values
+        of z, as in the paper. "joint": from the site's joint distribution P(z, y), which is estimated from x. "auto":
+        "joint" if all of the following conditions hold, otherwise "knockout".
+
+        1. Every row of the site lacks some values of z.
+        2. At least 50 training rows have all values of z.
+        3. At most 25% of the training rows have a z at which a class is absent. A class is absent at a z in two cases.
+           First case: less than one of its rows is expected there by g, but at least 10 by its share of all training
+           rows. Second case: z has a category in which the class never occurred, although at least 10 of its rows were
+           expected.
+        4. On held-out rows whose z is hidden, the log loss of the joint model is at most 1.2 times the log loss of
+           knockout, or exceeds this limit by at most two standard errors. With fewer than 50 held-out rows, this
+           condition is not checked.
+        5. The left-out log-likelihood of the site's x is higher by more than 1 with the joint model than with knockout.
     calibration : {"vector", "bias_corrected", "temperature", "none"}
         The calibration of log f on held-out rows. "vector": a slope and a bias for each class. "bias_corrected": one
-        slope, and a bias for each class. "temperature": one slope.
+        slope, and a bias for each class. "temperature": one slope. "none": log f is not calibrated.
     weights : path, optional
         A local file with weights of the backbone: .safetensors, .pt or .pth. Weights of its classification head are
         not used.
@@ -98,8 +104,9 @@ class GPAClassifier(SiteModel):
     learning_rate : float, optional
         Replaces the learning rate of the recipe.
     validation : float, str or None
-        The rows that are held out to choose the best epoch and to calibrate f. A number: this share of each site, with
-        groups kept whole. A name: all rows of the site with this name. None: no rows are held out.
+        The rows that are held out to choose the best epoch and to calibrate f. A number: this share of the rows of each
+        class at each site; if `fit` gets groups, this share of the groups of each site. A name: all rows of the site
+        with this name. None: no rows are held out.
     device : {"auto", "cpu", "cuda", "mps"}
         The device; "auto" uses a GPU if there is one.
     devices : int or "auto"
@@ -114,26 +121,26 @@ class GPAClassifier(SiteModel):
         A file or folder in which training is saved after each epoch. If `fit` was interrupted, call it again with the
         same data and settings to continue from there. `fit` removes the saved files when it ends.
     cache : path, optional
-        A folder in which computed values of log f are kept. They are looked up by the content of the network and the
-        rows. If the same rows were scored before, even by another process, they are not scored again.
+        A folder in which computed values of log f are kept. If the same network has already scored the same rows, even
+        in another process, the values are read from this folder.
     verbose : bool, optional
         Whether to show the progress bar. None: only on a terminal.
     random_state : int, RandomState or None
         Seed. Repeated runs on a CPU give identical results.
     rehearsal : {"auto", "sites", "rows", None}
-        How `fit` rehearses the adaptation to a new site. "sites": each training site is left out in turn. A model of
-        the other sites is adapted to it without its labels, and scored with its labels. "rows": only held-out rows are
-        used, and no model is trained again. "auto": "sites" if there are several sites, otherwise "rows". None: no
-        rehearsal.
+        How `fit` rehearses the adaptation to a new site. "sites": each training site is left out in turn. A model is
+        trained on the other sites, adapted to the left-out site without its labels, and evaluated with its labels.
+        "rows": the model is adapted to its held-out rows as if they came from a new site; no model is trained again.
+        "auto": "sites" if there are several sites, otherwise "rows". None: no rehearsal.
     balance : bool or "auto"
         Whether f is balanced on held-out rows before it is calibrated: its mean at each z is made the same for all
         classes (equation 18a). "auto": f is balanced if `calibration` is not "none". The paper does not balance f.
     solver : str or EM
         The solver of g at a new site, as for `estimate_prevalence`. `EM(iterations=5)` is the paper's solver. With EM,
-        g is estimated without the posterior, so the numbers that the rehearsal learned do not enter the estimate.
+        the estimate of g is not a posterior, so the numbers that the rehearsal learned do not enter it.
     prevalence_dropout : float
-        Only for `prevalence="network"`: the share of hidden units that are dropped while g is fitted to labels or by
-        EM. The paper uses 0.5 for ISIC and CXR, and no dropout for digits.
+        Only for `prevalence="network"`: the dropout probability of hidden units while g is fitted to labels or by EM.
+        The paper uses 0.5 for ISIC and CXR, and no dropout for digits.
 
     Attributes
     ----------
@@ -142,11 +149,11 @@ class GPAClassifier(SiteModel):
     sites_ : list
         The names of the training sites.
     confounders_ : Confounders or None
-        The frozen schema of z; None if trained without z.
+        The schema of z, learned by `fit`; None if trained without z.
     training_history_ : list of dict
         Training and validation loss of each epoch.
     training_summary_ : TrainingSummary
-        Rows and classes of each training site, and a fingerprint of the data.
+        The number of rows of each class at each training site, and a hash that identifies the data.
     rehearsal_ : Rehearsal
         The result of the rehearsal, see the parameter `rehearsal`.
 
@@ -358,6 +365,8 @@ class GPAClassifier(SiteModel):
     ) -> Self:
         """Calibrate f again on labeled rows that were not used in training. The network and g are not changed.
 
+        These rows take the place of the held-out rows, also in checks, plans and prediction sets.
+
         Parameters
         ----------
         X : array-like of shape (n, d), (n, H, W) or (n, C, H, W)
@@ -365,7 +374,7 @@ class GPAClassifier(SiteModel):
         y : array-like of shape (n,)
             Labels.
         sample_domain : array-like of shape (n,), optional
-            The site of each row. None: all rows belong to one site.
+            The site of each row, which need not be a training site. None: all rows belong to one site.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z, NaN where missing.
         groups : array-like of shape (n,), optional

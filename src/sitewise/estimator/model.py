@@ -238,14 +238,14 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Parameters
         ----------
         calibration : {"vector", "bias_corrected", "temperature", "none"}
-            The calibration.
+            The kind of calibration, as for `GPAClassifier`.
         balance : bool or "auto", optional
-            Whether f is balanced first. None: as in this model.
+            Whether f is balanced before it is calibrated, as for `GPAClassifier`. None: as in this model.
 
         Returns
         -------
         GPAClassifier or PrevalenceAdjuster
-            A new model with the same f; this one is unchanged.
+            A new model, with the same f before balance and calibration. The original model is not changed.
         """
         check_is_fitted(self)
         other = copy.copy(self)
@@ -272,9 +272,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z; missing values are allowed.
+            The confounders z of the rows; missing values are allowed.
 
         Returns
         -------
@@ -288,14 +288,14 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return _like(X, self.calibrated_log_ratio(inputs, self.codes_of(sample_confounder, len(inputs))))
 
     def transform(self, X: Any, sample_confounder: Any = None) -> Any:
-        """Return `log_ratio`, the part of the prediction that is the same at all sites.
+        """Compute calibrated log f(x,z), the part of the prediction that is the same at all sites, as `log_ratio` does.
 
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z; missing values are allowed.
+            The confounders z of the rows; missing values are allowed.
 
         Returns
         -------
@@ -339,11 +339,12 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Rows in the same format as for `fit`.
         sample_domain : array-like of shape (n,), optional
-            The training site of each row, whose g is used. None: the g of all training rows together is used.
+            The training site of each row; a row is predicted with the g of its site. None: all rows are predicted with
+            the g of all training rows together.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z; missing values are allowed.
+            The confounders z of the rows; missing values are allowed.
 
         Returns
         -------
@@ -365,16 +366,16 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Rows in the same format as for `fit`.
         sample_domain : array-like of shape (n,), optional
             The training site of each row, as in `predict_proba`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z; missing values are allowed.
+            The confounders z of the rows; missing values are allowed.
 
         Returns
         -------
         ndarray of shape (n,)
-            Classes.
+            The predicted classes.
         """
         probability = self.predict_proba(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
         return self.classes_[np.asarray(probability).argmax(axis=1)]
@@ -387,13 +388,13 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Rows in the same format as for `fit`.
         y : array-like of shape (n,)
-            Their labels.
+            The labels of the rows.
         sample_domain : array-like of shape (n,), optional
             The training site of each row, as in `predict_proba`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
 
@@ -456,15 +457,16 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Parameters
         ----------
         X : array-like
-            Rows of the site, as at `fit`: inputs, or probabilities if a `PrevalenceAdjuster` was fitted to
-            probabilities.
+            Rows of the site in the same format as for `fit`: inputs, or probabilities if a `PrevalenceAdjuster` was
+            fitted to probabilities.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z; missing values are allowed.
+            The confounders z of the rows; missing values are allowed.
         y : array-like of shape (n,), optional
-            Known labels, NaN or None elsewhere.
+            Known labels; NaN or None for rows without a label.
         groups : array-like of shape (n,), optional
             The patient (or other group) of each row. Checks and intervals of the prevalence take into account that rows
-            of one patient are similar. Intervals of the expected performance do so only for the prevalence.
+            of one patient are similar. In intervals of the expected performance, only the uncertainty of the prevalence
+            takes it into account.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
         fallback : str, optional
@@ -476,18 +478,20 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             research).
         level_scale : float, optional
             The prior scale of the difference in prevalence between the training sites and this site, in log-odds. None:
-            the scale of the differences between training sites. Use 3 for a site that may be very different. If it is
-            larger than the scale from the training sites, more rows may be trusted (see `SitePrior.widened`).
+            the scale that was learned from the differences between training sites. Use 3 for a site that may be very
+            different. If the given scale is larger than the learned one, more rows may be trusted (see
+            `SitePrior.widened`).
         confounder_columns : list, optional
             The columns of X that hold z, instead of `sample_confounder`. Predictions at the site then read z from these
             columns too.
         known_prevalence : float, tuple, dict or DataFrame, optional
             P(y) of the site, if it is known from another source. A number: the share of the second of two classes. A
-            tuple `(value, low, high)`: this share with a 95% interval. A dict: a number or such a tuple by class.
-            A DataFrame: a row for each stratum of z, with the column "prevalence" and, if known, "low" and "high".
-            Without an interval, the mean prediction is exactly this prevalence. With an interval, the prevalence is
-            combined with the rows. A warning is given if the rows contradict it. With a known prevalence, rows that
-            lack z are always predicted by knockout, and `policy` must be "auto".
+            tuple `(value, low, high)`: this share with a 95% interval. A dict: such a number or tuple for each class. A
+            DataFrame: a row for each stratum of z, with columns of z, "prevalence" and, if known, "low" and "high" (see
+            docs/known_labels.md, also for more than two classes). Without an interval, the mean prediction is exactly
+            this prevalence. With an interval, the prevalence is combined with the rows. A warning is given if the rows
+            contradict it. With a known prevalence, rows that lack values of z are always predicted by knockout, and
+            `policy` must be "auto".
 
         Returns
         -------
@@ -522,10 +526,11 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         level_scale: float | None = None,
         known_prevalence: Any = None,
     ) -> AdaptedClassifier:
-        """Adapt as `adapt` does, but with log f that was computed before.
+        """Adapt as `adapt` does, but from log f that was computed before, without the inputs X.
 
-        With Dask collections, g and the mean of the predictions are computed from all rows; checks and expected
-        performance are computed from a sample of about 20,000 rows, which the site keeps.
+        Without X, rows that lack values of z are always predicted by knockout, and the check "representation" is not
+        possible. With Dask collections, g and the mean of the predictions are computed from all rows; checks and
+        expected performance are computed from a sample of about 20,000 rows, which the site keeps.
 
         Parameters
         ----------
@@ -535,9 +540,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z that were given to `log_ratio`.
         y : array-like of shape (n,), optional
-            Known labels, NaN or None elsewhere.
+            Known labels; NaN or None for rows without a label.
         groups : array-like of shape (n,), optional
-            The patient (or other group) of each row.
+            The patient (or other group) of each row, as in `adapt`.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
         fallback : str, optional
@@ -545,7 +550,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         policy : {"auto", "as trained", "rows"}
             How far the rows are trusted, as in `adapt`.
         level_scale : float, optional
-            The prior scale of the shift, as in `adapt`.
+            The prior scale of the difference in prevalence between the training sites and this site, as in `adapt`.
         known_prevalence : float, tuple, dict or DataFrame, optional
             P(y) of the site, as in `adapt`; not supported with Dask collections.
 
@@ -677,44 +682,45 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     # Plans and folders.
 
     def plan(self, **wanted: Any) -> SamplePlan:
-        """Plan how many unlabeled rows a new site needs, from the held-out labeled rows.
+        """Plan how many unlabeled rows of a new site are enough. The held-out labeled rows represent the new site.
 
         Parameters
         ----------
         **wanted : object
-            One target, `width=`, `kl=` or `f1_loss=`, and further arguments of `plan_sample_size`: `prevalence=`,
-            `level=`, `sizes=`, `n_simulations=`, `random_state=`.
+            The wanted accuracy: one of `width=`, `kl=` and `f1_loss=`. Optional further arguments of
+            `plan_sample_size` are `prevalence=`, `level=`, `sizes=`, `n_simulations=` and `random_state=`.
 
         Returns
         -------
         SamplePlan
-            The number of rows, with a table of sizes.
+            The number of rows that is enough for the wanted accuracy, with a table of the numbers that were tried.
         """
         check_is_fitted(self)
         return plan_sample_size(**_labeled_rows(self), **wanted)
 
     def plan_labels(self, **wanted: Any) -> LabelPlan:
-        """Plan how many rows of a new site to label, from the held-out labeled rows.
+        """Plan how many rows of a new site to label. The held-out labeled rows represent the new site.
 
         Parameters
         ----------
         **wanted : object
-            One target, `width=` or `log_loss=`, and further arguments of the function `sitewise.plan_labels`: `rows=`,
-            `prevalence=`, `level=`, `labels=`, `n_simulations=`, `random_state=`.
+            The wanted accuracy: `width=` or `log_loss=`. Optional further arguments of the function
+            `sitewise.plan_labels` are `rows=`, `prevalence=`, `level=`, `labels=`, `n_simulations=` and
+            `random_state=`.
 
         Returns
         -------
         LabelPlan
-            The number of labels, with a table of the numbers that were tried.
+            The number of labels that is enough for the wanted accuracy, with a table of the numbers that were tried.
         """
         check_is_fitted(self)
         return plan_labels(**_labeled_rows(self), **wanted)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a model card, no code.
+        """Save the model as a folder that `sitewise.load` reads.
 
-        The folder is written completely or not at all. An earlier saved model at the same path is replaced; any other
-        existing file or folder raises an error.
+        The folder contains JSON, safetensors and a model card, but no code. It is written completely or not at all. An
+        earlier saved model at the same path is replaced; any other existing file or folder raises an error.
 
         Parameters
         ----------

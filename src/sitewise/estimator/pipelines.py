@@ -26,7 +26,7 @@ def adapt(
     X : DataFrame or array-like
         Rows of the site, as the model or the pipeline reads them.
     sample_confounder : DataFrame or array-like of shape (n, V), optional
-        Their confounders z.
+        The confounders z of the rows.
     **settings : object
         Further arguments of the model's `adapt`, such as y, groups, sample_weight, policy and known_prevalence. For a
         pipeline, `confounder_columns` refers to the columns of the input of its last step.
@@ -34,7 +34,8 @@ def adapt(
     Returns
     -------
     AdaptedClassifier or Pipeline
-        The model at this site. For a pipeline: a pipeline of the same fitted steps, with the adapted model as the last.
+        The model at this site. For a pipeline: a pipeline with the same fitted steps, except that its last step is the
+        model at this site.
 
     Examples
     --------

@@ -63,18 +63,21 @@ class Rehearsal:
     ----------
     kind : str or None
         "sites": training sites were left out in turn, at most eight times; if there are more sites, several are left
-        out together. Sites of fewer than 20 rows, and a site that is the only one with some class, are not left out.
-        "rows": no site was left out; the model was adapted to held-out rows as if they came from a new site. None:
-        nothing was rehearsed.
+        out together. A site is not left out if it has fewer than 20 rows, or if one of the classes occurs at no other
+        site. "rows": no site was left out; the model was adapted to held-out rows as if they came from a new site.
+        None: nothing was rehearsed.
     table : DataFrame
         A row for each rehearsed site; for "rows", one row. `rows`: the number of rows. `prevalence`: P(y) by the
         labels. `as_trained`: P(y) by the model as trained. `adapted`, `low`, `high`: P(y) by the adapted model, with
-        its interval. With two classes, these five columns are for the second class; otherwise there is a column for
-        each class, with the name of the class appended. `nll_as_trained`, `nll_adapted`: the log loss. `nll_told`: the
-        log loss as trained after its level was fitted to the labels, as if P(y) were known. `auroc`: the AUROC as
-        trained. `breach_*`: for each check of the assumption, the size of the violation (only for "sites").
+        its interval. With two classes, the columns from `prevalence` to `high` are for the second class; with more,
+        each class has such columns, with its name appended. `nll_as_trained`, `nll_adapted`: the log loss of the model
+        as trained and of the adapted model. `nll_told`: the log loss of the model as trained, after its level (a number
+        for each class that is added to the log-probabilities) was fitted to the labels of the site, as if P(y) were
+        known. `auroc`: the AUROC of the model as trained. `breach_*`: for each check of the assumption, the size of the
+        violation (only for "sites").
     numbers : Numbers
-        What was learned: the scales of a new site's prior, and how many of its rows are trusted.
+        The numbers that were learned: the scales of a new site's prior, and how many of its rows are trusted. Its
+        fields are explained at `SitePrior`.
 
     Examples
     --------
@@ -88,7 +91,7 @@ class Rehearsal:
 
     @cached_property
     def breaches(self) -> dict[str, float]:
-        """For each check of the assumption, the strongest violation at rehearsed sites; computed once."""
+        """The largest violation at rehearsed sites, by the name of the check of the assumption."""
         if self.kind != "sites":
             return {}
         checks = [name for name in self.table if str(name).startswith("breach_") and self.table[name].notna().any()]

@@ -35,19 +35,20 @@ class Suggestion:
     Attributes
     ----------
     confounders : list of str
-        The suggested columns, at most five, the clearest first. Empty if there is no column whose relation to the
-        classes differs significantly between sites.
+        The suggested columns, at most five, in the order in which they were chosen: the one with the smallest p-value
+        first. Empty if there is no column whose relation to the classes differs significantly between sites.
     table : DataFrame
-        A row for each column. `statistic`, `freedom` (degrees of freedom) and `p_value`: the score test of the
-        interaction of the column with the site. The test of a suggested column takes into account the columns that were
-        suggested before it. The test of any other column takes into account all suggested columns. `adjusted`: the
-        p-value by Holm's method. `suggested`: whether the column is suggested.
+        A row for each candidate column. `statistic`, `freedom` (degrees of freedom) and `p_value`: the score test of
+        the interaction of the column with the site. The test of a suggested column takes into account the columns that
+        were suggested before it. The test of any other column takes into account all suggested columns. `adjusted`: the
+        p-value adjusted by Holm's method. `suggested`: whether the column is suggested.
     rehearsal : DataFrame
         A row for each choice of z: none, the first suggested column, the first two, and so on. Each site is left out in
-        turn. `as_trained`, `adapted`: the mean log loss at these sites, without and with adaptation. `sites`: their
-        number. `gain`: the decrease of `adapted` relative to adapting without z. Empty without a rehearsal.
+        turn. `as_trained`, `adapted`: the mean log loss at the left-out sites, without and with adaptation. `sites`:
+        the number of left-out sites. `gain`: `adapted` without z, minus `adapted` with this choice of z. The table is
+        empty with `rehearse=False`.
     level : float
-        The significance level. If no relation of a column to the classes differs between sites, the probability that
+        The significance level. If every column has the same relation to the classes at all sites, the probability that
         any column is suggested is at most this level.
 
     Examples
@@ -76,7 +77,7 @@ def suggest_confounders(
     level: float = 0.05,
     rehearse: bool = True,
 ) -> Suggestion:
-    """Suggest columns for z from labeled rows of several sites.
+    """Suggest columns for z: columns whose relation to the classes differs between labeled sites.
 
     Parameters
     ----------
@@ -91,15 +92,16 @@ def suggest_confounders(
     sample_weight : array-like of shape (n,), optional
         Weights of the rows.
     level : float
-        The significance level. If no relation differs between sites, the probability that any column is suggested is
-        at most this level.
+        The significance level. If every column has the same relation to the classes at all sites, the probability that
+        any column is suggested is at most this level.
     rehearse : bool
-        Whether to compare the choices of z by the log loss at left-out sites.
+        Whether to compare choices of z (none, the first suggested column, the first two, and so on) by the log loss at
+        left-out sites.
 
     Returns
     -------
     Suggestion
-        The suggested columns, the tests, and the log loss of each choice.
+        The suggested columns, the tests, and the log loss of each choice of z.
 
     Examples
     --------

@@ -66,20 +66,23 @@ def save_model(
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        A fitted model, a site or a pipeline. After saving, it is loaded once to check that loading works.
+        A fitted model, a site (a model adapted to a site), or a pipeline that ends in one of these. After saving, it is
+        loaded once to check that loading works.
     path : path
-        The new folder.
+        The folder to create.
     trusted : sequence of str
-        Types in a classifier that `sitewise.load` should trust. A server of the model needs the same names in
-        the environment variable `SITEWISE_TRUSTED`, because a saved model must not decide which types are trusted.
+        Names of types in a saved classifier that you trust, as in `sitewise.load`. A server of the model needs the same
+        names, separated by commas, in the environment variable `SITEWISE_TRUSTED`, because a saved model must not
+        decide which types are trusted.
     input_example : DataFrame, optional
         Rows that are saved as an example of a request. They are saved unchanged, so do not use rows of patients.
     pip_requirements : sequence of str, optional
-        The packages for an environment of the model; by default sitewise and its libraries, in the installed versions.
+        The packages of the environment in which MLflow serves the model; by default sitewise and its libraries, in the
+        installed versions.
     mlflow_model : mlflow.models.Model, optional
-        An MLflow model to which the saved model is added.
+        MLflow's description of the model, to which the entries of sitewise are added; by default a new one.
     metadata : dict, optional
-        Further metadata of the model.
+        Metadata of the MLflow model, in addition to the columns and classes that are always saved.
 
     Examples
     --------
@@ -116,18 +119,21 @@ def log_model(
     report: bool = True,
     **settings: Any,
 ) -> Any:
-    """Log a model or a site in the active run, with its parameters and rehearsal; for a site, also outcome and report.
+    """Log a model or a site in the active MLflow run, with its parameters and its rehearsal.
+
+    For a site, the outcome and the report are logged, too. Without an active run, one is started and ended.
 
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        A fitted model, a site or a pipeline. The parameters of a site are those of its model and of `adapt`.
+        A fitted model, a site (a model adapted to a site), or a pipeline that ends in one of these. For a site, the
+        logged parameters are those of its model and those of `adapt`.
     name : str
         The name of the logged model.
     registered_model_name : str, optional
         The name under which the model is registered as a new version; None: it is not registered.
     report : bool
-        Whether to log the report of the site, `report.html`, as well.
+        Whether to log the report of a site (`report.html`).
     **settings
         Arguments of `save_model`: trusted, input_example, pip_requirements, metadata.
 
@@ -138,11 +144,16 @@ def log_model(
 
     Notes
     -----
-    If there is no active run, one is started and ended. Metrics: the metrics of the model on held-out rows
-    (`held_out_...`), and for a site `prevalence_<class>`, with `_low` and `_high` for the bounds of its interval. Tags:
-    `sitewise.rehearsal`, and for a site `sitewise.outcome` and `sitewise.verdict`. Artifacts, in the folder
-    `about_<name>`: `rehearsal.json` (a table), and for a site `outcome.json`, `report.html` and `report.json`. The
-    inputs of the site are not logged, but the scores of its rows are. Therefore, treat the store as patient data.
+    These are logged in addition to the model itself and its parameters:
+
+    - metrics: the metrics of the model on held-out rows (`held_out_...`), and for a site `prevalence_<class>`, with
+      `_low` and `_high` for the bounds of its interval;
+    - tags: `sitewise.rehearsal`, and for a site `sitewise.outcome` and `sitewise.verdict`;
+    - artifacts in the folder `about_<name>`: `rehearsal.json` (a table), and for a site `outcome.json`, `report.html`
+      and `report.json`.
+
+    The inputs of the site's rows are not logged, but their scores are part of the logged model. Therefore, treat
+    MLflow's store as patient data.
 
     Examples
     --------
@@ -175,7 +186,7 @@ def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
     model_uri : str
         A folder, `models:/name/version`, `runs:/run/name` or any other address that MLflow knows.
     trusted : sequence of str
-        As in `sitewise.load`.
+        Names of types in a saved classifier that you trust, as in `sitewise.load`.
 
     Returns
     -------

@@ -23,15 +23,15 @@ class ThresholdChoice:
     Parameters
     ----------
     threshold : float
-        Rows with P(y=1) at or above it are called positive.
+        Rows whose P(y=1), the probability of the second class, is at or above the threshold are called positive.
     rule : str
         The rule in words.
     performance : ExpectedPerformance
         The expected performance with this threshold.
     called_positive : Expected
-        The share of rows called positive. The interval is for this share among further rows of the same site.
+        The share of rows that are called positive. Its interval is for the share among further rows of the same site.
     n_called : int
-        The number of rows passed to `adapt` that are called positive.
+        The number of rows called positive, among the rows from which the threshold was chosen (at most 30,000).
 
     Examples
     --------
@@ -54,7 +54,7 @@ class ThresholdChoice:
 
     @property
     def costs(self) -> dict[str, Expected]:
-        """The share called positive, recall, specificity, precision and F1, each with its interval."""
+        """The share of rows called positive, recall, specificity, precision and F1, by name, each with its interval."""
         return {"called_positive": self.called_positive, **{name: self.performance[name] for name in COSTS}}
 
     def to_dict(self) -> dict[str, Any]:

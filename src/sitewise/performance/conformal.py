@@ -15,9 +15,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class PredictionSets:
-    """Sets of classes that contain a row's class with a given probability.
+    """For each row a set of classes, which contains the true class of the row with a given probability.
 
-    A set is empty if no class is probable enough. It holds all classes if none can be excluded.
+    A set is empty if no class is probable enough. It contains all classes if none can be excluded.
 
     Parameters
     ----------
@@ -26,12 +26,12 @@ class PredictionSets:
     classes : tuple
         The classes, in order.
     coverage : float
-        The nominal coverage: the probability with which a set contains the class of its row.
+        The nominal coverage: the probability with which a set contains the true class of its row.
     by_class : bool
-        Whether the coverage holds within each class. Otherwise, it holds on average over all rows.
+        Whether the coverage holds for the rows of each true class. Otherwise, it holds on average over all rows.
     effective_rows : float
-        The effective number of the labeled rows that determined the sets, after weighting them like the site. If
-        `by_class`, the smallest such number among the classes.
+        The effective number of the labeled rows from which the sets were computed, after these rows were weighted to
+        the site's P(y, z). If `by_class`, the smallest such number among the classes.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class PredictionSets:
 
     @property
     def labels(self) -> list[tuple[Any, ...]]:
-        """The sets as tuples of classes."""
+        """The set of each row, as a tuple of classes."""
         return [tuple(self.classes[k] for k in np.flatnonzero(row)) for row in self.member]
 
 

@@ -54,31 +54,33 @@ def expected_performance(
     log_ratio : array of shape (n, K)
         Calibrated log f of the rows.
     estimate : PrevalenceEstimate
-        The estimated g of their site, from `estimate_prevalence`.
+        The estimated g of the site of these rows, from `estimate_prevalence`.
     sample_confounder : DataFrame or array of shape (n, V), optional
-        Their confounders, if g depends on them.
+        The confounders z of the rows, if g depends on z.
     y : array of shape (n,), optional
-        Known labels as class indices, NaN elsewhere.
+        Known labels as class indices; NaN for rows without a label.
     sample_weight : array of shape (n,), optional
         One weight for each row.
     calibration : Calibration, optional
-        The calibration that was applied to `log_ratio`, with resamples. The intervals then include its uncertainty.
+        The calibration that was applied to `log_ratio`, with resamples. With it, the intervals include the uncertainty
+        of the calibration.
     threshold : float, optional
-        For two classes: class 1 is predicted for rows with P(y=1) at or above it. By default, the most probable class
-        is predicted.
+        For two classes: class 1 is predicted for rows whose P(y=1) is at or above the threshold. By default, the most
+        probable class is predicted.
     classes : sequence, optional
         Names of the classes; 0..K-1 by default.
     level : float
-        Level of the intervals.
+        Confidence level of the intervals.
     n_draws : int, optional
-        The number of draws of g, calibration and labels; by default 400, fewer above 12,500 rows.
+        The number of draws from which intervals are computed; each draw consists of g, a calibration and labels. By
+        default 400, and above 12,500 rows fewer, but at least 200.
     random_state : int, RandomState or None
         Seed of the draws.
 
     Returns
     -------
     ExpectedPerformance
-        Each metric with its interval.
+        The estimate of each metric with its interval.
 
     Examples
     --------

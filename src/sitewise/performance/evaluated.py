@@ -34,32 +34,36 @@ class Judged:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """An adapted model compared with other models on labeled rows of its site, and with its expected performance.
+    """The evaluation of an adapted model on labeled rows of its site.
+
+    The model is compared with other models, and with its expected performance.
 
     Parameters
     ----------
     table : DataFrame
-        One row for each metric and model: `value`, `low`, `high`, and `difference`, the value of the first model minus
-        this value, with `difference_low` and `difference_high`. The intervals are from a bootstrap of rows, or of
-        whole groups (patients) if there are groups.
+        One row for each metric and model: `value`, `low`, `high`, and `difference`, the value of the adapted model
+        minus the value of the model in this row, with `difference_low` and `difference_high`. The intervals are from a
+        bootstrap of rows, or of whole groups (patients) if there are groups.
     expected : ExpectedPerformance
-        The expected performance of the first model on these rows, computed without their labels.
+        The expected performance of the adapted model on these rows, computed without their labels.
     held : DataFrame
-        For each metric, the expected value of the first model with its interval (`expected`, `expected_low`,
-        `expected_high`), the `observed` value, and whether the interval contains it (`held`).
+        One row for each metric of the adapted model: the expected value with its interval (`expected`, `expected_low`,
+        `expected_high`), the `observed` value, which the labels show, and whether the interval contains the observed
+        value (`held`).
     reliability : dict
-        The bins of each model's calibration plot.
+        The calibration plot of each model: a list of bins, each with the mean prediction (`predicted`), the `observed`
+        share with its interval (`low`, `high`), and the number of rows (`rows`).
     decision_curve : DataFrame or None
-        For each threshold, the net benefit of each model, of treating all and of treating none. None for more than two
-        classes.
+        One row for each threshold: the net benefit of each model, of treating all and of treating none. None for more
+        than two classes.
     n_rows : int
         The number of labeled rows.
     n_groups : int
         The number of groups of these rows. Without groups, each row counts as one.
     level : float
-        Level of the intervals.
+        Confidence level of the intervals.
     threshold : float or None
-        Threshold on P(y=1); None for the most probable class.
+        The threshold of the decisions on P(y=1). None: the most probable class is predicted.
     models : tuple of str
         The names of the models; the first one is the adapted model.
 

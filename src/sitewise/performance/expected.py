@@ -74,20 +74,25 @@ class DrawnRows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExpectedPerformance(Mapping[str, Expected]):
-    """The expected performance on a site's unlabeled rows: a mapping from the name of a metric to `Expected`.
+    """The expected performance on a site's unlabeled rows: a mapping from the name of a metric to its estimate.
+
+    An estimate is a tuple (estimate, low, high) with the ends of the interval; all three are None if the metric is
+    undefined.
 
     Parameters
     ----------
     metrics : dict of str to Expected
-        Each metric with its interval.
+        The estimate of each metric with its interval.
     confusion : ExpectedCounts
-        The expected confusion matrix: rows are true classes, columns predicted classes.
+        The expected confusion matrix (`estimate`), whose rows are true classes and whose columns are predicted classes,
+        with the ends of the interval of each entry (`low`, `high`).
     classes : tuple
         The classes, in order.
     threshold : float or None
-        Rows with P(y=1) at or above it are called positive. None: the most probable class is predicted.
+        Rows whose probability of the second class is at or above the threshold are called positive. None: the most
+        probable class is predicted.
     level : float
-        Level of the intervals.
+        Confidence level of the intervals.
     rows : DrawnRows
         The rows from which the metrics were computed.
 
@@ -95,10 +100,10 @@ class ExpectedPerformance(Mapping[str, Expected]):
     -----
     Means over rows (accuracy, brier, nll) are exact expectations under P(y|x,z) at the site. Ratios of counts (F1,
     precision, recall, AUROC, AUPRC) are ratios of expected counts. `ece` is the mean over drawn labels, because the
-    calibration error of probabilities against themselves is always zero. The interval is for the value on these rows.
-    It includes the uncertainty of g, of the calibration of f, and of the labels given g and f. It does not include a
-    shift of P(x|y,z), which `diagnose` tests. The name "f1" stands for positive_f1 with two classes and for macro_f1
-    with more.
+    calibration error of probabilities against themselves is always zero. An interval is for the value that the labels
+    of these rows would show. It includes three uncertainties: that of g, that of the calibration of f, and that of the
+    labels given g and f. It does not include a shift of P(x|y,z), which `diagnose` tests. The name "f1" stands for
+    positive_f1 with two classes and for macro_f1 with more.
 
     Examples
     --------
@@ -150,8 +155,8 @@ class ExpectedPerformance(Mapping[str, Expected]):
         Parameters
         ----------
         column : str or array of shape (n,)
-            The name of a confounder, or one value for each row. Numbers with more than four distinct values are cut at
-            their quartiles. Rows without a value are the group "missing".
+            The name of a confounder, or one value for each row. Each value is a group, except that a column of numbers
+            with more than four distinct values is cut at its quartiles. Rows without a value are the group "missing".
 
         Returns
         -------
@@ -167,7 +172,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
 
     @cached_property
     def by_confounder(self) -> "dict[str, dict[Any, ExpectedPerformance]]":
-        """The result of `by` for each confounder."""
+        """The result of `by` for each confounder, by the confounder's name."""
         return {str(name): self.by(name) for name in self.rows.z.columns}
 
     def to_dict(self) -> dict[str, Any]:

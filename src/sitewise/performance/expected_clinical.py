@@ -43,25 +43,28 @@ def clinical_performance(
 ) -> dict[str, Expected]:
     """Compute the expected values of seven clinical measures of two classes, with intervals.
 
-    They are: net benefit of the predictions and of treating all rows, calibration in the large, calibration slope, the
-    ratio of observed to expected events, the sensitivity at a specificity, and the number needed to evaluate.
+    They are: the net benefit of the predictions and that of treating all rows, calibration in the large, calibration
+    slope, the ratio of observed to expected events, the sensitivity at a specificity, and the number needed to evaluate
+    (rows called positive for each true positive).
 
     Parameters
     ----------
     rows : DrawnRows
-        Rows with the predictions to judge, with the estimated P(y|x,z) of each row, and labels drawn from it.
+        The rows with the predictions to evaluate, as in `ExpectedPerformance.rows`.
     threshold : float, optional
-        Rows with P(y=1) at or above it are treated; 0.5 by default. If `rows` contain decisions, these are used
-        instead. The odds of the threshold are the harm of a false positive relative to the benefit of a true positive.
+        Rows whose predicted P(y=1) is at or above the threshold are treated; 0.5 by default. If `rows` contain
+        decisions of another model, the rows are treated by these decisions instead. In the net benefit, the harm of a
+        false positive is the odds of the threshold, threshold / (1 - threshold), times the benefit of a true positive.
     specificity : float
-        The specificity at which the sensitivity is computed.
+        The smallest allowed specificity. The reported sensitivity is the highest one that is possible with it.
     level : float
-        Level of the intervals.
+        Confidence level of the intervals.
 
     Returns
     -------
     dict of str to Expected
-        The estimate and interval of each measure. Measures of probabilities are undefined if only decisions are given.
+        The estimate and interval of each measure: (estimate, low, high). If `rows` contain decisions without
+        probabilities, measures of probabilities are undefined (None).
 
     Examples
     --------
@@ -107,17 +110,19 @@ def decision_curve(rows: DrawnRows, thresholds: Any = THRESHOLDS, *, level: floa
     Parameters
     ----------
     rows : DrawnRows
-        Rows of two classes with the predictions to judge. If decisions are given, they are used at every threshold.
+        The rows with the predictions to evaluate, as in `ExpectedPerformance.rows`; for two classes. If `rows` contain
+        decisions of another model, rows are treated by these decisions at every threshold.
     thresholds : sequence of float
         Thresholds between 0 and 1; 0.01 to 0.99 by default.
     level : float
-        Level of the intervals.
+        Confidence level of the intervals.
 
     Returns
     -------
     DataFrame
-        One row for each threshold: `net_benefit` and `treat_all`, each with the ends of its interval (`_low` and
-        `_high`), `treat_none` (zero), and `best`, the strategy with the highest expected net benefit.
+        One row for each threshold: `threshold`; the expected net benefit of the predictions (`net_benefit`) and of
+        treating all rows (`treat_all`), each with the ends of its interval (`_low` and `_high` appended to the name);
+        `treat_none` (zero); and `best`, the strategy with the highest expected net benefit.
 
     Examples
     --------

@@ -21,11 +21,11 @@ class LabelSample:
     Parameters
     ----------
     rows : array of shape (m,)
-        Positions of the drawn rows among all rows of the site.
+        The indices of the m drawn rows, among all rows of the site.
     stratum : array of shape (m,)
-        The stratum of each row.
+        The number of the stratum of each drawn row.
     weight : array of shape (m,)
-        The number of rows of the site that each row of the sample represents.
+        The number of rows of the site that each drawn row represents.
 
     Examples
     --------

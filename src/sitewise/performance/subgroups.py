@@ -40,19 +40,21 @@ class Subgroup:
     column : str
         The column that defines the groups.
     name : str
-        The value or band of this group, or "missing".
+        The value of the column in this group, or the range of its values, or "missing".
     n_rows : int
         The number of rows.
     prevalence : dict
-        The share of each class among these rows with its interval; empty if there are too few rows. Rows at which f is
-        not identified may be of any class; the interval is wide enough for all these cases.
+        The share of each class among these rows with its interval; empty if there are fewer than 20 rows. Rows at which
+        f is not identified (section 12 of docs/maths.md) may be of any class; the interval is wide enough for all these
+        cases.
     performance : ExpectedPerformance or None
-        The expected performance in this group; None if there are too few rows or they do not determine the prevalence.
+        The expected performance in this group. None if there are fewer than 20 rows, or if the interval of a share is
+        wider than 50 percentage points.
     calibration : dict
-        The expected `calibration_in_the_large` and `oe_ratio`; empty with more than two classes or without
-        probabilities.
+        The expected `calibration_in_the_large` and `oe_ratio` (observed to expected cases), each with its interval.
+        Empty if `performance` is None, with more than two classes, or without probabilities.
     note : str or None
-        The reason if the performance is not estimated, otherwise None.
+        The reason why the performance is not estimated; None if it is.
 
     Examples
     --------

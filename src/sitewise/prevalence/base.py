@@ -118,11 +118,11 @@ def fit_constant(targets: Tensor, weight: Tensor, *, smoothing: float = SMOOTHIN
     Parameters
     ----------
     targets : Tensor of shape (n, K)
-        One-hot labels, or responsibilities.
+        The soft labels: probabilities of the classes for each row, for example one-hot labels or predictions.
     weight : Tensor of shape (n,)
         Weights of the rows.
     smoothing : float
-        The weight of an additional row with a uniform soft label, so that no class has probability zero.
+        The weight of one more row, whose soft label is uniform. Because of it, no class has probability zero.
 
     Returns
     -------

@@ -20,33 +20,37 @@ FACTOR_SITES = 2.0  # the same for the factor: it may be negative even if the le
 
 @dataclass(frozen=True)
 class SitePrior:
-    """The prior of a new site's g: the source's g, the scales of a site's difference from it, and the trust in rows.
+    """The prior of a new site's g: the source's g, scales of a site's difference from it, and limits of trust in rows.
 
-    The model of a site's g has a level, a factor on the source's shape, and a deviation from this shape (section 18 of
-    docs/maths.md).
+    The source is the training sites. g of a new site is modeled by three parts (equation 18f of docs/maths.md): the
+    *level*, K numbers added to log g at all z; the *shape*, which says how log g of the source depends on z, times a
+    *factor*; and a *deviation* from this shape, which is additive in features of z.
 
     Parameters
     ----------
     prevalence : Prevalence
-        g of the source. Its log, centred over the classes, is the shape over z.
+        g of the source. Its log, centred over the classes, is the shape.
     level_scale : float
-        Scale of the level's Student prior, in log-odds between two classes.
+        Scale of the Student prior of the level, in log-odds of two classes.
     factor_scale : float
-        Standard deviation of the factor on the shape, around one.
+        Standard deviation of the normal prior of the factor, whose mean is one.
     deviation : Tensor of shape (D,), optional
-        Prior variances of the deviation's coefficients, one for each of D features of z; by default 0.3² each.
+        Prior variances of the coefficients of the deviation, one for each of D features of z; by default 0.3² each.
     slope : float
-        The typical calibration slope of log f at sites that training has not seen. It is used in predictions, but not
-        in the likelihood of unlabeled rows.
+        The typical calibration slope of log f at sites that training has not seen: predictions use log f times this
+        slope. It is not used in the likelihood of unlabeled rows.
     slope_scale : float
-        Scale of the Student prior of the log of the slope at a new site, relative to `slope`. It is used only if the
-        site has labels, which inform about the slope. Zero if f is taken as given.
+        Scale of the Student prior of log(slope at the new site / `slope`). It is used only at a site with labels,
+        because only labels inform about its slope. Zero if f is taken as given.
     level_error : float
-        Standard deviation of the error of an estimated level at an unseen site, in addition to its sampling error.
+        Standard deviation, in log-odds of two classes, of the error that an estimated level has at sites that training
+        has not seen, in addition to its sampling error.
     trusted_rows : float
-        The largest number of rows for which all unlabeled rows of a site together can count; zero if they are not used.
+        The largest number of rows for which all unlabeled rows of a site together can count. Zero: unlabeled rows are
+        not used.
     wide_trusted_rows : float
-        The same for a site whose `level_scale` is larger than the one learned from the training sites (`widened`).
+        The value of `trusted_rows` for a site that may differ more than the training sites do; `widened` puts it in
+        place.
     averaged : bool
         Only relevant if unlabeled rows are not used. If true, predictions are averaged over the prior. If false, they
         are those of the model as trained.
@@ -55,7 +59,7 @@ class SitePrior:
     missing : float
         The share of a label's information about g that is missing if only x and z are known (equation 18b).
     name : str
-        The name of this kind of g.
+        The name of this kind of g, as every g has one.
 
     Examples
     --------
@@ -79,7 +83,7 @@ class SitePrior:
 
     @property
     def schema(self) -> Confounders | None:
-        """The schema of z, None if g does not depend on z."""
+        """The schema of z; None if g of the source does not depend on z."""
         return getattr(self.prevalence, "schema", None)
 
     def log_prob(self, codes: Tensor) -> Tensor:
@@ -88,7 +92,7 @@ class SitePrior:
         Parameters
         ----------
         codes : Tensor of shape (n, V)
-            Codes of z.
+            Codes of z, as `schema.encode` returns them.
 
         Returns
         -------
@@ -103,27 +107,28 @@ class SitePrior:
         Parameters
         ----------
         level_scale : float
-            Scale of the level's Student prior, in log-odds.
+            The new scale of the Student prior of the level, in log-odds.
 
         Returns
         -------
         SitePrior
-            The same prior with the given scale. If it is larger than before, `trusted_rows` is raised to
-            `wide_trusted_rows`, unless it is higher already.
+            The same prior with the new scale. If this scale is larger than that of the original prior, `trusted_rows`
+            is raised to `wide_trusted_rows`, unless it is higher already.
         """
         wide = level_scale > self.level_scale
         trusted = max(self.trusted_rows, self.wide_trusted_rows) if wide else self.trusted_rows
         return replace(self, level_scale=level_scale, trusted_rows=trusted)
 
     def tempering(self, n_rows: float) -> float:
-        """Return the exponent of the likelihood of unlabeled rows (equation 18c, with independent rows).
+        """Return the exponent to which the likelihood of a site's unlabeled rows is raised (κ of equation 18c).
 
-        The exponent accounts for the error of f and for `trusted_rows`.
+        It accounts for the error of f and for the limit `trusted_rows`. Rows are taken as independent: with groups, the
+        exponent would be smaller.
 
         Parameters
         ----------
         n_rows : float
-            The number of rows.
+            The number of unlabeled rows, or the sum of their weights.
 
         Returns
         -------

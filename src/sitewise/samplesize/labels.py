@@ -43,24 +43,25 @@ class LabelPoint:
 
 @dataclass(frozen=True)
 class LabelPlan:
-    """The number of labels that is enough, with the results for all numbers tried.
+    """The answer of `plan_labels`: how many labels are enough, and the results for all numbers that were tried.
 
     Attributes
     ----------
     answer : int or None
-        The number of labels: zero if none is needed, None if the largest number tried is not enough.
+        The smallest number of labels that is enough, interpolated between the numbers that were tried. Zero if no label
+        is needed; None if the largest number is not enough.
     target : str
-        The kind of goal: "width" or "log_loss".
+        The quantity that should become small: "width" or "log_loss", as in `plan_labels`.
     wanted : float
         The wanted value of the target.
     points : tuple of LabelPoint
-        The results for each number of labels, zero first.
+        The results for each number of labels, zero first, with the columns of `table` as attributes.
     rows : int
-        The number of rows of the site, labeled and unlabeled.
+        The number of rows of the site, labeled and unlabeled together.
     prevalence : tuple of K floats
-        The assumed P(y).
+        The assumed P(y) at the new site.
     level : float
-        The level of the intervals.
+        The confidence level of the intervals.
     n_simulations : int
         The number of simulated sites.
 
@@ -81,16 +82,20 @@ class LabelPlan:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The results as a table, with a row for each number of labels."""
+        """The results as a table, with a row for each number of labels (column `n`).
+
+        `width` and `log_loss` are means over the simulated sites. `log_loss` is the log loss of the predictions minus
+        that of predictions with the true f and g. `width_error` and `log_loss_error` are standard errors.
+        """
         return pd.DataFrame([asdict(point) for point in self.points])
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain numbers for JSON.
+        """Convert the plan to a dict of plain values, for JSON.
 
         Returns
         -------
         dict
-            All fields.
+            The attributes of the plan by name.
         """
         return asdict(self)
 
@@ -120,25 +125,29 @@ def plan_labels(
     random_state: Any = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> LabelPlan:
-    """Plan how many rows of a new site to label, from labeled held-out source rows.
+    """Compute how many rows of a new site should be labeled for a wanted accuracy.
+
+    New sites are simulated by draws of labeled source rows that f was not fitted to (held-out rows), weighted to the
+    P(y) that is assumed at the new site. Give one wanted accuracy: `width` or `log_loss`.
 
     Parameters
     ----------
     log_ratio : array-like of shape (m, K)
-        Calibrated log f of the labeled rows.
+        Calibrated log f of the m labeled source rows.
     y : array-like of shape (m,)
-        Their classes, 0 to K-1.
+        The classes of these rows, as indices 0 to K-1.
     sample_confounder : DataFrame or array-like of shape (m, V), optional
-        Their confounders z. None: g does not depend on z.
+        The confounders z of these rows. None: g does not depend on z.
     width : float, optional
         The wanted width of the interval of P(y), for the class with the widest interval.
     log_loss : float, optional
-        The wanted log loss minus the log loss of the true f and g. Give either this or `width`.
+        The wanted excess of the log loss: the log loss of the predictions, minus that of predictions with the true f
+        and g.
     prior : SitePrior
-        The prior of a new site, estimated by the rehearsal: `prior_` of a fitted model. In the simulation, the slope
-        and the level of f have errors as large as this prior expects.
+        The prior of a new site, estimated by the rehearsal: `prior_` of a fitted model. At each simulated site, the
+        slope and the level of f get random errors, which are as large as this prior expects.
     rows : int
-        The number of rows of the site, labeled and unlabeled.
+        The number of rows of the new site, labeled and unlabeled together.
     prevalence : float or array-like of shape (K,), optional
         The assumed P(y) at the new site, as in `plan_sample_size`.
     model : str
@@ -146,22 +155,23 @@ def plan_labels(
     confounders : Confounders, optional
         The schema of z; learned from `sample_confounder` by default.
     sample_weight : array-like of shape (m,), optional
-        Weights of the labeled rows.
+        Weights of the labeled source rows.
     level : float
-        The level of the intervals.
+        The confidence level of the intervals.
     labels : sequence of int, optional
-        Numbers of labels to try; by default 25, 50, 100, 200 and 400, if below `rows`.
+        The numbers of labels to try, in addition to zero. By default, those of 25, 50, 100, 200 and 400 that are below
+        `rows`.
     n_simulations : int
-        The number of simulated sites. Each site is used with all numbers of labels.
+        The number of simulated sites, at least 2. All numbers of labels are tried at each of them.
     random_state : int
-        Seed.
+        Seed of the simulation.
     say : callable, optional
-        Called with a message at each step.
+        A function that is called with a text about the progress.
 
     Returns
     -------
     LabelPlan
-        The number of labels, with the results for all numbers tried.
+        The number of labels that is enough, with the results for all numbers that were tried.
 
     Examples
     --------

@@ -58,29 +58,33 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """The number of unlabeled rows that is enough, with the results for several sizes.
+    """The answer of `plan_sample_size`: how many unlabeled rows are enough, and the results for several sizes.
+
+    A size is a number of unlabeled rows.
 
     Attributes
     ----------
     answer : int or None
-        The number of rows. None if the target cannot be reached with 10 million rows ("width"), or with the largest
-        size tried ("kl", "f1_loss").
+        The smallest size that is enough. With the target "width" it is None if 10 million rows are not enough. With
+        "kl" and "f1_loss" it is interpolated between the sizes that were tried, and None if the largest of them is not
+        enough.
     target : str
-        The kind of goal: "width", "kl" or "f1_loss".
+        The quantity that should become small: "width", "kl" or "f1_loss", as in `plan_sample_size`.
     wanted : float
         The wanted value of the target.
     points : tuple of SizePoint
-        The results for each size. With the target "width", the answer is one of the sizes.
+        The results for each size that was tried, with the columns of `table` as attributes. With the target "width",
+        the answer is one of these sizes.
     floor_kl : float
         The KL divergence with 10 million rows. It is due to f, and remains with any number of rows.
     floor_f1_loss : float
         The loss of F1 with 10 million rows.
     prevalence : tuple of K floats
-        The assumed P(y).
+        The assumed P(y) at the new site.
     level : float
-        The level of the intervals.
+        The confidence level of the intervals.
     n_source : int
-        The number of labeled rows that were used.
+        The number of labeled source rows that were used.
     floor_width : float
         The width of the interval of P(y) with 10 million rows.
 
@@ -103,21 +107,26 @@ class SamplePlan:
 
     @property
     def floor(self) -> float:
-        """The value of the target with 10 million unlabeled rows, which stands for infinitely many rows."""
+        """The value of the target with 10 million unlabeled rows, a number that stands for infinitely many."""
         return {"width": self.floor_width, "kl": self.floor_kl, "f1_loss": self.floor_f1_loss}[self.target]
 
     @property
     def table(self) -> pd.DataFrame:
-        """The results as a table, with a row for each size."""
+        """The results as a table, with a row for each size (column `n`).
+
+        `width` is the width of the interval of P(y), computed without simulation. `simulated_width`, `kl` and `f1_loss`
+        are means over `n_simulations` simulated sites (None without simulation). `simulated_width_error`, `kl_error`
+        and `f1_loss_error` are their standard errors.
+        """
         return pd.DataFrame([asdict(point) for point in self.points])
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain numbers for JSON.
+        """Convert the plan to a dict of plain values, for JSON.
 
         Returns
         -------
         dict
-            All fields.
+            The attributes of the plan by name.
         """
         return asdict(self)
 
@@ -152,27 +161,32 @@ def plan_sample_size(
     random_state: Any = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> SamplePlan:
-    """Plan how many unlabeled rows a new site needs, from labeled held-out source rows.
+    """Compute how many unlabeled rows of a new site are needed for a wanted accuracy of its prevalence.
+
+    The new site is represented by labeled source rows that f was not fitted to (held-out rows). They get weights with
+    which their P(y) is the one assumed at the new site. A simulated site is a draw from the weighted rows. Give one
+    wanted accuracy: `width`, `kl` or `f1_loss`.
 
     Parameters
     ----------
     log_ratio : array-like of shape (m, K)
-        Calibrated log f of the labeled rows.
+        Calibrated log f of the m labeled rows.
     y : array-like of shape (m,)
-        Their classes, 0 to K-1.
+        The classes of the labeled rows, as indices 0 to K-1.
     sample_confounder : DataFrame or array-like of shape (m, V), optional
-        Their confounders z. None: g does not depend on z.
+        The confounders z of the labeled rows. None: g does not depend on z.
     width : float, optional
         The wanted width of the interval of P(y), for the class with the widest interval.
     kl : float, optional
-        The wanted KL(g || estimate), averaged over z.
+        The wanted Kullback-Leibler divergence KL(g || estimate of g), averaged over z.
     f1_loss : float, optional
-        The wanted loss of F1 compared with the true g. Give one of `width`, `kl` and `f1_loss`.
+        The wanted loss of F1: the expected F1 of decisions with the true g, minus that of decisions with the estimate.
+        With two classes it is the F1 of class 1, otherwise macro F1.
     prevalence : float or array-like of shape (K,), optional
         The assumed P(y) at the new site: K numbers, or P(y=1) for two classes. By default, it is that of the labeled
         rows. P(z|y) is always assumed to be that of the labeled rows.
     model : str
-        The model of g, as in `estimate_prevalence`.
+        The model of g, as in `estimate_prevalence`, but not "network".
     prior : Prevalence or SitePrior, optional
         The prior of g, as in `estimate_prevalence`.
     confounders : Confounders, optional
@@ -180,20 +194,22 @@ def plan_sample_size(
     sample_weight : array-like of shape (m,), optional
         Weights of the labeled rows.
     level : float
-        The level of the intervals.
+        The confidence level of the intervals.
     sizes : sequence of int, optional
-        The sizes of the table. By default, sizes around the answer if a width is wanted, otherwise from 100 to 10,000.
+        The numbers of unlabeled rows for which results are computed. By default these are numbers around the answer if
+        a width is wanted, otherwise numbers from 100 to 10,000.
     n_simulations : int
-        The number of simulated sites of each size. If it is 0, only widths are computed, without simulation.
+        The number of simulated sites of each size. With 0, which is possible if a width is wanted, only widths are
+        computed, without simulation.
     random_state : int
-        Seed.
+        Seed of the simulation.
     say : callable, optional
-        Called with a message at each step.
+        A function that is called with a text about the progress.
 
     Returns
     -------
     SamplePlan
-        The number of rows, with the results for several sizes.
+        The number of unlabeled rows that is enough, with the results for several sizes.
 
     Examples
     --------

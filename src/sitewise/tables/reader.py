@@ -77,18 +77,21 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class TableReader:
-    """Turns a table into X, Z, y and sites. It is learned on the training table and saved with the model.
+    """Turns a table into X, Z, y and sites. Make a reader from the training table with `TableReader.learn`.
+
+    A model that was fitted by `sitewise fit` has its reader as `table_reader_`, and the reader is saved with the model.
+    To use a model fitted in Python on the command line, set `model.table_reader_` to its reader before saving.
 
     Parameters
     ----------
     roles : Roles
         The roles of the columns.
     classes : tuple
-        The labels, in order.
+        The labels, in the order of their class indices.
     features : tuple of Feature
-        The input columns, with the medians, scales and levels learned from the training table.
+        The columns of x, with the medians, scales and levels learned from the training table; empty for other inputs.
     numeric_confounders : tuple of str
-        The confounders that are read as numbers.
+        The confounders that are read as numbers. All others are read as categories.
     image : ImageInput, optional
         The size and channels of images; None if the inputs are not images.
 
@@ -111,7 +114,10 @@ class TableReader:
     def learn(
         cls, table: Any, roles: Roles, *, image: ImageInput | None = None, place: Place = ANYWHERE
     ) -> "TableReader":
-        """Learn classes, kinds, medians, levels and scales from a labeled table.
+        """Make a reader from a labeled table.
+
+        The reader learns the classes, which columns hold numbers and which categories, the medians and scales of number
+        features, and the levels of category features.
 
         Parameters
         ----------
@@ -127,7 +133,7 @@ class TableReader:
         Returns
         -------
         TableReader
-            The reader.
+            The reader of this table and of tables with the same columns.
         """
         rows = as_rows(table)
         problems = Problems("table")
@@ -161,26 +167,26 @@ class TableReader:
 
     @cached_property
     def transformer(self) -> ColumnTransformer:
-        """The fitted transformer of the features."""
+        """The fitted `ColumnTransformer` of scikit-learn that turns the read features into columns of numbers."""
         return fitted_transformer(self.features)
 
     @property
     def feature_columns(self) -> tuple[str, ...]:
-        """The names of the columns of X, for features."""
+        """The names of the columns of X if the inputs are features; otherwise empty."""
         return tuple(name for feature in self.features for name in feature.columns)
 
     def columns(self, available: Sequence[str], *, labels: bool) -> list[str]:
-        """List the columns of a table that `read` reads.
+        """List the columns of a table that `read` uses.
 
-        These are all columns of inputs, and the columns with other roles that the table has. The target is included
-        only if `labels` is true.
+        These are all input columns, and those columns with other roles that the table has. The target is listed only if
+        `labels` is true.
 
         Parameters
         ----------
         available : sequence of str
-            The columns of the table.
+            The names of the table's columns.
         labels : bool
-            Whether to include target and site in any case, even if the table does not have them.
+            If true, target and site are listed even if the table does not have them.
 
         Returns
         -------
@@ -194,17 +200,17 @@ class TableReader:
         return list(dict.fromkeys(wanted))
 
     def notes(self, available: Sequence[str]) -> list[str]:
-        """Return notes about the columns of a table: missing confounders and ignored columns.
+        """Return notes about the columns of a table: which confounders it lacks, and which columns are ignored.
 
         Parameters
         ----------
         available : sequence of str
-            The columns of the table.
+            The names of the table's columns.
 
         Returns
         -------
         list of str
-            The notes.
+            The notes, one sentence each; empty if there is nothing to note.
         """
         absent = [name for name in self.roles.confounders if name not in available]
         own = {name for _, name in self.roles.columns()}
@@ -223,27 +229,31 @@ class TableReader:
         root: Path | None = None,
         packed: Any = None,
     ) -> ReadRows:
-        """Read rows; one error lists all problems.
+        """Read the rows of a table as X, Z, y, sites and groups.
+
+        If the table has problems, one ValueError lists all of them.
 
         Parameters
         ----------
         table : DataFrame or Arrow table
             The rows. If the table has no column for a confounder, the confounder is missing in all rows. The column of
-            images holds paths, or the bytes of the files.
+            images holds either paths or the bytes of the files.
         labels : {"all", "some", "none"}
-            "all": every row needs a label and, if the reader has a column of the site, a site. "some": labels may be
-            missing and are then None; the site is not read. "none": neither target nor site is read.
+            Whether labels and sites are read. "all": every row needs a label and, if `roles.site` is given, a site.
+            "some": labels may be missing and are then None; sites are not read. "none": neither labels nor sites are
+            read.
         place : Place, optional
             The name of the table in error messages.
         root : path, optional
-            The folder that image paths start from.
+            The folder to which image paths are relative; by default the working directory.
         packed : PackedImages, optional
-            Packed images, which are found by id instead of by path.
+            Packed images, which are used instead of the files. They are found by the id of each row, or by its path if
+            the table has no column of ids.
 
         Returns
         -------
         ReadRows
-            X, Z, y, sites and groups of the rows.
+            The rows, with the attributes `X`, `Z`, `y`, `site` and `groups`. What was not read is None.
         """
         rows = as_rows(table)
         problems = Problems("table")

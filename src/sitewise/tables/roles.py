@@ -21,31 +21,33 @@ STRAY_CATEGORICAL = "categorical names {name!r}, which is neither a feature nor 
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of the columns of a table.
+    """The roles of the columns of a table: which column is the label, which the site, which are confounders, and so on.
 
     Attributes
     ----------
     target : str or None
         The column of the label; None for a table without labels.
     site : str or None
-        The column of the site: the hospital, scanner or country of a row. None: all rows are from one site.
+        The column with the site of each row: its hospital, scanner or country. None: all rows are from one site.
     confounders : tuple of str
         The columns of z, on which P(y) may depend in addition to the site, for example age and sex.
     features : tuple of str
-        The input columns, numbers and categories. Give one of `features`, `image` and `proba`.
+        The columns of x, which hold numbers or categories. Give exactly one of `features`, `image` and `proba`.
     image : str or None
         The column with the path, or the bytes, of an image file.
     proba : tuple of str
-        The columns of a classifier's probabilities: one for each class. For two classes, the column of the second class
-        is enough.
+        The columns with the probabilities that a classifier predicts: one for each class. For two classes, the column
+        of the second class is enough.
     group : str or None
-        The column of groups (patients), which are never split between training and validation.
+        The column with the group of each row, for example the patient. The rows of a group are never split between
+        training and validation.
     id : str or None
-        The column that identifies a row in the predictions.
+        The column with an identifier of each row, which is copied to the predictions.
     categorical : tuple of str
-        Features and confounders whose numbers are categories.
+        Columns of features and confounders that hold numbers but are read as categories.
     classes : tuple
-        The labels, in the order of `proba`. If it is empty, the labels are those of the target column, sorted.
+        The labels, in the order of the columns in `proba`. If it is empty, the labels are those of the target column,
+        sorted, and the columns in `proba` must have this order.
 
     Examples
     --------
@@ -64,12 +66,12 @@ class Roles:
     classes: tuple[str, ...] = ()
 
     def check(self, problems: Problems) -> None:
-        """Report roles that contradict each other.
+        """Add to `problems` what is wrong with the roles, for example two kinds of inputs or a column with two roles.
 
         Parameters
         ----------
         problems : Problems
-            Collects the contradictions.
+            A list of messages; its method `raise_if_any` raises one error with all of them.
         """
         given = [name for name in INPUTS if getattr(self, name)]
         if not given:
@@ -92,7 +94,7 @@ class Roles:
         Returns
         -------
         list of tuple
-            Pairs of a role and a column.
+            Pairs of a role and the name of a column, such as ("target", "sick").
         """
         pairs: list[tuple[str, str]] = []
         for role in ("target", "site", "confounders", "features", "image", "proba", "group", "id"):
@@ -101,17 +103,19 @@ class Roles:
         return pairs
 
     def updated(self, **given: Any) -> "Roles":
-        """Replace some roles. If one of `features`, `image` and `proba` is given, the other two are cleared.
+        """Return the roles with some of them replaced.
+
+        If one of `features`, `image` and `proba` is given, the other two are cleared.
 
         Parameters
         ----------
         **given : str or sequence of str
-            The new roles by name; None and empty values are ignored.
+            The new values of attributes of this class, by their names; None and empty values are ignored.
 
         Returns
         -------
         Roles
-            The roles with these changes.
+            The changed roles.
         """
         changes = {name: value for name, value in given.items() if value}
         if any(name in changes for name in INPUTS):

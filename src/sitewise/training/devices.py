@@ -281,14 +281,14 @@ def torchrun_processes() -> tuple[int, int] | None:
 
 
 def first_process() -> bool:
-    """Return whether this is the process that writes files and prints.
+    """Return whether this process should write files and print, if several processes train a network together.
 
-    It is the first process that torchrun started, or the only process if there is no torchrun.
+    Under torchrun, only the first process that it started should do so. Without torchrun, the result is always True.
 
     Returns
     -------
     bool
-        True in exactly one of the processes that train together.
+        True in exactly one of the processes that torchrun started, and without torchrun.
 
     Examples
     --------

@@ -16,7 +16,11 @@ SCHEDULES = ("one_cycle", "constant")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings for training a network with AdamW. The snapshot with the lowest validation loss is kept.
+    """Settings for training a network with AdamW.
+
+    The loss of the held-out rows (validation loss) is computed after each epoch. The result of the training is the
+    network as it was after the epoch with the lowest validation loss (the best snapshot). Without held-out rows it is
+    the network after the last epoch.
 
     Parameters
     ----------
@@ -27,41 +31,46 @@ class Recipe:
     learning_rate : float
         The learning rate; for the schedule "one_cycle", its maximum.
     schedule : {"one_cycle", "constant"}
-        How the learning rate changes in training.
+        How the learning rate changes in training. "one_cycle": it rises to its maximum and then falls (`OneCycleLR` of
+        torch). "constant": it does not change.
     weight_decay : float
         The weight decay of AdamW.
     min_steps : int
-        The smallest number of steps. For small data, the number of epochs is increased to reach it, and the batch size
-        is reduced (to 16 at the least), so that an epoch has about eight steps or more. 0 keeps both numbers.
+        The smallest number of steps of the optimizer. If there are few training rows, the number of epochs is increased
+        until this number is reached, and the batches are made smaller: a step uses at most an eighth of the training
+        rows, or 16 rows if that is more. With 0, `epochs` and `batch_size` are used as they are.
     per_site : bool
-        Fill each batch with `batch_size` rows of every site; otherwise batches are drawn from all rows.
+        If true, each batch has `batch_size` rows of every site. If false, batches are drawn from the rows of all sites
+        together.
     augment : {"affine", "flips"}, optional
-        Random changes of images: "affine" rotates, scales and shifts them slightly, "flips" flips them and rotates them
-        by right angles.
+        Random changes of training images: "affine" rotates, scales and shifts them slightly; "flips" flips them and
+        rotates them by right angles. None: images are not changed.
     precision : {"32-true", "bf16-mixed", "16-mixed"}
-        The precision of the computation.
+        The numerical precision of the training. "32-true": single precision. "bf16-mixed" and "16-mixed": partly
+        bfloat16 or half precision (torch's automatic mixed precision).
     accumulate : int
         The number of batches for one step of the optimizer. Apart from batch norm, this has the same result as a batch
         that is larger by this factor.
     patience : int, optional
-        Stop if the validation loss has not improved for this number of epochs.
+        Stop if the validation loss has not improved for this number of epochs. None: all epochs are done.
     balance_validation : bool
-        Let the validation loss be the mean over classes of each class's mean loss, so that a rare class has the same
-        weight as a frequent one in the choice of the snapshot.
+        If true, the validation loss is the mean over classes of each class's mean loss, so that a rare class has the
+        same weight as a frequent one in the choice of the snapshot.
 
     Notes
     -----
-    Recipes by name (`RECIPES`) are "default"; "augmented", which is the default with `augment="affine"`; and three
-    recipes for reproduction of the paper. These three have a constant learning rate, no weight decay and no
-    augmentation, and keep the best validation snapshot. The paper states only that the best validation snapshot is
-    used. It does not state the optimizer of f, the learning rate, the batch size, the number of epochs, or the
-    criterion for the snapshot.
+    There are five recipes with a name: "default"; "augmented", which is the default with `augment="affine"`; and three
+    for the reproduction of the paper. These three have a constant learning rate, no weight decay and no augmentation.
+    The paper states only that the best snapshot by validation is used. It does not state the optimizer of f, the
+    learning rate, the batch size, the number of epochs, or the criterion for the best snapshot.
 
-    - "gpa2024" (digits): rate 1e-3, batches of 256, 15 epochs. These values are our own choice.
-    - "gpa2024_resnet" (ResNets): rate 3e-5, 64 images of every site in a batch, 15 epochs. These are also our choice.
-    - "gpa2024_release": the values of the paper's published code for digits: rate 1e-4, 512 rows of a site, 20,000
-      steps. In that code, a step has rows of one site, the sites alternate, and the snapshot has the highest macro F1.
-      Here, every step has 512 rows of each site, and the snapshot has the lowest NLL.
+    - "gpa2024" (digits): learning rate 1e-3, batches of 256, 15 epochs. These values are our own choice.
+    - "gpa2024_resnet" (ResNets): learning rate 3e-5, 64 images of every site in a batch, 15 epochs. These values are
+      also our own choice.
+    - "gpa2024_release": the values of the paper's published code for digits: learning rate 1e-4, 512 rows of a site in
+      a step, 20,000 steps. In that code, a step has rows of one site, the sites alternate, and the best snapshot is the
+      one with the highest macro F1. Here, a step has 512 rows of every site, and the best snapshot is the one with the
+      lowest NLL.
 
     Examples
     --------

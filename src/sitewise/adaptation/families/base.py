@@ -61,19 +61,21 @@ class Family(ABC):
     solvers : tuple of str
         The supported solvers, among "auto", "newton", "lbfgs" and "em".
     concave : bool
-        Whether the likelihood is concave. A small gap then proves that the optimum was found.
+        Whether the likelihood is concave. If it is, a small gap proves that the optimum was found.
     quick : bool
         Whether a fit is fast enough to be repeated many times (in planning, in rehearsals, from other starts).
     takes_prior : bool
-        Whether the estimate with a prior is a posterior (section 18 of docs/maths.md).
+        Whether the estimate becomes a posterior (section 18 of docs/maths.md) if a prior is given.
     takes_strength : bool
         Whether the user can choose the `strength` of the shrinkage.
     in_cells : bool
-        Whether g is a free distribution in each cell of z, so that intervals are computed cell by cell.
+        Whether g is a free distribution in each cell (combination of values) of z. Intervals are then computed cell by
+        cell.
     advice : str
         The advice in the warning that a fit did not converge.
     records : mapping from str to Record
-        The records, by name, with which the family's g and the functions that refit it are saved.
+        How objects of the family are saved: for each class of such objects (of g, and of functions that refit g), a
+        `Record`, by the name that it has in saved folders.
 
     Examples
     --------
@@ -101,15 +103,17 @@ class Family(ABC):
         Parameters
         ----------
         targets : Tensor of shape (n, K)
-            One-hot labels, or responsibilities.
+            The soft labels: probabilities of the classes for each row, which are one-hot if the labels are known, or
+            predictions in the M-step of EM.
         codes : Tensor of shape (n, V)
-            z as the schema encodes it.
+            The confounders z of the rows, as `schema.encode` returns them.
         weight : Tensor of shape (n,)
             Weights of the rows.
         schema : Confounders
             The schema of z.
         knockout : float
-            The probability with which each variable of a row is made missing while g is fitted.
+            The probability with which each variable of z is made missing in a row while g is fitted. A family that
+            computes g at missing z in another way may ignore it.
         seed : int
             The seed for random numbers.
 
@@ -124,7 +128,7 @@ class Family(ABC):
         return self
 
     def fit_rows(self, request: Request) -> Fit:
-        """Estimate g from unlabeled rows, by default by EM with the fit to labels as M-step.
+        """Estimate g from unlabeled rows. By default, this is EM whose M-step is `fit_labels`.
 
         Parameters
         ----------
@@ -139,7 +143,7 @@ class Family(ABC):
         return fit_by_em(self, request)
 
     def candidates(self, request: Request) -> list[Fit]:
-        """Return the family's fits among which model="auto" chooses; an empty list if it is not a candidate.
+        """Return the fits of this family that take part in the choice of `model="auto"`.
 
         Parameters
         ----------
@@ -149,7 +153,7 @@ class Family(ABC):
         Returns
         -------
         list of Fit
-            Empty by default.
+            The candidate fits, for example one for each strength. Empty by default: the family is not a candidate.
         """
         return []
 

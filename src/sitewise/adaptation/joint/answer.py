@@ -15,18 +15,19 @@ from sitewise.uncertainty import allowed_drop, logit_interval, mirror, near_a_bo
 
 @dataclass(frozen=True)
 class JointEstimate:
-    """A site's estimated P(z_m, y) over a bank of M z-points, with convergence diagnostics.
+    """A site's estimated joint distribution P(z, y) over M values of z and K classes, with convergence diagnostics.
 
-    `joint` (M, K) is the estimate. Its sum over the points, `marginal` (K,), is the estimate of P(Y).
+    `joint` (M, K) is the estimate of P(z_m, y), where z_1, ..., z_M are the values of z for which `log_joint_ratio` was
+    given. The sum of `joint` over these values, `marginal` (K,), is the estimate of P(Y).
 
     Parameters
     ----------
     strength : float
         Weight of the prior: the number of pseudo-rows for which it counts.
     converged : bool
-        Whether the gap is below the tolerance.
+        Whether the gap is below the solver's tolerance.
     gap : float
-        The KKT gap of the penalized problem.
+        How far the estimate is from the optimum: the KKT gap of equation 15a.
     n_iter : int
         The number of iterations.
     log_likelihood : float
@@ -38,9 +39,9 @@ class JointEstimate:
     trace : list of float
         The penalized log-likelihood at every iteration.
     weights : Tensor of shape (M, K)
-        `joint` as a tensor.
+        The same as `joint`, always as a tensor.
     prior : Tensor of shape (M, K)
-        The distribution to which the estimate is shrunk.
+        The joint distribution to which the estimate is shrunk.
 
     Examples
     --------
@@ -75,12 +76,12 @@ class JointEstimate:
         return self._container.classes(self.weights.sum(0))
 
     def posterior(self, log_joint_ratio: Any) -> Any:
-        """Compute P(y|x) of each row (equation 15c).
+        """Compute P(y|x) of each row at this site (equation 15c).
 
         Parameters
         ----------
         log_joint_ratio : array of shape (n, M, K)
-            log r(x,y,z_m) of the rows, over the same bank of z-points as at estimation.
+            log r(x,y,z_m) of the rows, at the same values z_1, ..., z_M of z as for the estimate.
 
         Returns
         -------
@@ -97,14 +98,15 @@ class JointEstimate:
         return Container.of(log_joint_ratio).rows(joint_posterior(rows, self.weights.log()).exp())
 
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
-        """Compute an interval for the population's P(Y) of each class; r is taken as given.
+        """Compute intervals for P(Y) of the population, one for each class; errors of r are not included.
 
-        The interval is based on the curvature of the likelihood, and near 0 and 1 on the decrease of the likelihood.
+        An interval is computed from the curvature of the log-likelihood at the estimate, or, if the estimate is near 0
+        or 1, from the decrease of the log-likelihood.
 
         Parameters
         ----------
         level : float
-            Confidence level of the interval.
+            Confidence level of the intervals.
 
         Returns
         -------

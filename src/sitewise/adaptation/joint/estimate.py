@@ -43,14 +43,15 @@ def estimate_joint(
     Parameters
     ----------
     log_joint_ratio : array of shape (n, M, K)
-        log r(x,y,z_m) of the rows at M values of z, with r(x,y,z) = P(x|y,z) / P_s(x), where P_s is the distribution of
-        the training rows. Adding a constant to a row does not change the result. The value -inf excludes a value of z
-        from a row, for example because it contradicts the known part of the row's z.
+        log r(x,y,z_m) of the n rows, at M values z_1, ..., z_M of z and for K classes. Here r(x,y,z) = P(x|y,z) /
+        P_s(x), where P_s is the distribution of the training rows. Adding a constant to a row does not change the
+        result. The entry -inf excludes a pair of a value of z and a class from a row, for example because the value
+        contradicts the known part of the row's z.
     prior : array of shape (M, K), optional
         The joint distribution to which the estimate is shrunk, usually that of the training data; uniform by default.
     strength : float or "auto"
-        Weight of the prior: the number of pseudo-rows for which it counts. "auto" chooses the weakest prior that
-        predicts left-out rows almost as well as the best one.
+        Weight of the prior: the number of pseudo-rows for which it counts. With "auto", numbers from 1,000 down to 1
+        are tried. The smallest one is chosen whose left-out log-likelihood is at most 1 below the best.
     sample_weight : array of shape (n,), optional
         Frequency weights: a row of weight two counts as two rows.
 

@@ -227,31 +227,38 @@ def colored_site(
 ) -> Site:
     """Draw a site of n colored digits from a causal model or from a table P(y, z).
 
-    In the paper, sites differ in the parameter β of the causal model. This model draws a number for each digit, its
-    score. With the coloring `binary`, z says whether the score is above a threshold. With any other coloring, z is the
-    score itself. For a table with more than
-    two levels, z takes equally spaced values in [0, 1]. `hidden` = s in [-1, 1] adds an omitted confounder u with
-    P(u=1|y) = ½ + s (y - ½), independent of z given y. It is visible in the image (`mark`) but not in Z. With s = 0 it
-    is independent of y. With the same seed, digits and colours are the same for every s.
+    y is 1 for the digits 5 to 9 and 0 for the others, and z is shown as the colour of the image. First y and z are
+    drawn, and then a digit with this y.
+
+    In the paper, sites differ in the parameter β of a causal model. The model draws y and a score in [0, 1] for each
+    row. With the coloring "binary", z is 1 if the score is above ½, otherwise 0. With any other coloring, z is the
+    score. A table with two columns gives z = 0 and z = 1; with more columns, the values of z are equally spaced in
+    [0, 1].
+
+    An omitted confounder u is 0 or 1. It is shown in the image as a patch near a corner, but not contained in Z.
+    P(u=1|y) is ½ + s (y - ½), where s is `hidden`; given y, u is independent of z. With the same seed, digits and
+    colours are the same for every s.
 
     Parameters
     ----------
     digits : Digits
-        The digits to draw from.
+        The digits to draw from, with replacement.
     n : int
         The number of rows.
     model : str
-        The causal model, a name of `CAUSAL_MODELS`.
+        The causal model: "confounded", "y_causes_z", "z_causes_y" (the models of the paper) or "graded".
     alpha : float
-        A parameter of the causal model that all sites share.
+        The parameter α of the causal model, which is the same at all sites.
     beta : float, optional
-        The site's parameter of the causal model; give it or `joint`.
+        The parameter β of the causal model at this site. Give either `beta` or `joint`.
     joint : array-like of shape (2, L), optional
-        The table P(y, z), with a row for each y and a column for each level of z.
+        The table P(y, z), with a row for each y and a column for each of L values of z.
     coloring : str
-        How z is shown as a colour: "binary", "hue" or "saturation" (see `color`).
+        How z is shown. "binary": green for z = 0, and red for z = 1. "hue": a mixture of green and red. "saturation":
+        from white (z = 0) to red (z = 1).
     hidden : float, optional
-        The strength s of an omitted confounder; None means that there is none.
+        The number s in [-1, 1] for an omitted confounder u. With 0, u is independent of y. None: there is no u. It must
+        be None with the coloring "saturation".
     name : str, optional
         The name of the site.
     seed : int
@@ -260,7 +267,8 @@ def colored_site(
     Returns
     -------
     Site
-        X, y and Z.
+        X (images, uint8 of shape (n, 3, 28, 28)), y, and Z with the column `color`: "green" or "red" for the coloring
+        "binary", otherwise the number z.
     """
     rng = np.random.default_rng(seed)
     _check_hidden(hidden, coloring)

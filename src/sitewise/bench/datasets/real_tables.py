@@ -88,20 +88,21 @@ class PatientTable:
 
 
 def load_heart(folder: str | os.PathLike[str] | None = None) -> PatientTable:
-    """Read the four files of UCI heart disease, `processed.HOSPITAL.data`.
+    """Read the data set heart disease of UCI: patients of four hospitals.
 
-    y is 1 if any vessel is narrowed (num > 0); z is age and sex. A pressure or a cholesterol of 0 counts as missing.
+    There is a file for each hospital, `processed.HOSPITAL.data`. y is 1 if any vessel is narrowed (num > 0); z is age
+    and sex. A blood pressure or a cholesterol of 0 counts as missing.
 
     Parameters
     ----------
     folder : path, optional
-        The folder with the four files or with their folder `heart_disease`. By default it is the value of the
-        environment variable SITEWISE_DATA.
+        The folder that contains the four files, or a subfolder `heart_disease` with the files. By default it is the
+        value of the environment variable SITEWISE_DATA.
 
     Returns
     -------
     PatientTable
-        The rows with their sites, labels, confounders and features.
+        `table` has a row for each patient; `confounders` and `features` are the names of its columns with z and x.
     """
     files = _find("heart", folder, [f"processed.{name}.data" for name in HOSPITALS], "heart_disease", HEART_WHERE)
     problems = Problems("heart disease")
@@ -113,21 +114,21 @@ def load_heart(folder: str | os.PathLike[str] | None = None) -> PatientTable:
 
 
 def load_gusto(folder: str | os.PathLike[str] | None = None) -> PatientTable:
-    """Read GUSTO-I from `gusto.csv` or `gusto.csv.gz`.
+    """Read GUSTO-I, patients with a heart attack in 16 regions, from `gusto.csv` or `gusto.csv.gz`.
 
-    y is death within 30 days, a site is a region, and z is age, sex and Killip class. Columns may have the names of
-    predtools (`regl`, `day30`) or plain names (`region`, `y`).
+    y is death within 30 days, a site is a region, and z is age, sex and Killip class. Columns may have the names that
+    they have in the R package predtools (`regl`, `day30`) or plain names (`region`, `y`).
 
     Parameters
     ----------
     folder : path, optional
-        The folder with the file or with its folder `gusto`. By default it is the value of the environment variable
-        SITEWISE_DATA.
+        The folder that contains the file, or a subfolder `gusto` with the file. By default it is the value of the
+        environment variable SITEWISE_DATA.
 
     Returns
     -------
     PatientTable
-        The rows with their sites, labels, confounders and features.
+        `table` has a row for each patient; `confounders` and `features` are the names of its columns with z and x.
     """
     (path,) = _find("gusto", folder, ["gusto.csv"], "gusto", GUSTO_WHERE)
     problems = Problems("gusto")

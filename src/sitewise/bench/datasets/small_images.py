@@ -1,7 +1,7 @@
 """Two sets of small real images, 64 x 64: skin lesions (isic64) and chest X-rays (cxr64), and the roles of their sites.
 
-A set is a folder with two files: NAME.npz has all JPEG files in one array (`jpeg`) and the start of each (`offsets`);
-NAME_meta.csv.gz has a row for each image. An image is decoded on first use, and kept in memory.
+A set is a folder with two files. NAME.npz has all JPEG files in one array (`jpeg`) and the position in it at which each
+file starts (`offsets`). NAME_meta.csv.gz has a row for each image. An image is decoded on first use and kept in memory.
 """
 
 import os
@@ -84,21 +84,21 @@ class SiteRoles:
 
 
 def load_isic64(folder: Folder) -> SmallImages:
-    """Read isic64's table; `isic64_roles` makes the sites of its experiment.
+    """Read the table of isic64, small images of skin lesions. `isic64_roles` makes the sites of its experiment.
 
-    A site is a collection of images in the ISIC Archive, or one of the four centres of HAM10000. y is melanoma. z is
-    age, anatomical site (anterior, posterior and lateral torso are one level, as in `bench.datasets.isic`) and sex. The
-    group of a row is its lesion; if this is unknown, its patient; if both are unknown, the image.
+    A site is a collection of images in the ISIC Archive, or one of the four centres of HAM10000. y is 1 for melanoma. z
+    is age, anatomical site (anterior, posterior and lateral torso are one level) and sex. The group of a row is its
+    lesion; if this is unknown, its patient; if both are unknown, each image is its own group.
 
     Parameters
     ----------
     folder : path
-        The folder with the table and the images, or the folder above it.
+        The folder with the table and the images, or the folder that contains it as `isic64`.
 
     Returns
     -------
     SmallImages
-        The table. Its images are read later, when a site is made.
+        The set, with its table in `table`. The images are read later, when a site is made.
     """
     path, problems = _meta(folder, "isic64")
     columns = ("isic_id", "env", "y", "dx", "age_approx", "sex", "anatom_site_general", "lesion_id", "patient_id")
@@ -119,9 +119,10 @@ def load_isic64(folder: Folder) -> SmallImages:
 
 
 def isic64_roles(data: SmallImages) -> SiteRoles:
-    """Train at three centres of HAM10000, validate at the fourth, test at NY3 and BCN2.
+    """Return the sites of the experiment with isic64 by their role.
 
-    The benign keratoses of NY3 are left out, because the negatives of the training sites are nevi only.
+    Training sites are three centres of HAM10000, the validation site is the fourth centre, and test sites are NY3 and
+    BCN2. The benign keratoses of NY3 are left out, because all negatives of the training sites are nevi.
 
     Parameters
     ----------
@@ -178,20 +179,21 @@ def _without_keratoses(data: SmallImages) -> SmallImages:
 
 
 def load_cxr64(folder: Folder) -> SmallImages:
-    """Read cxr64's table; `cxr64_roles` makes the sites of its experiment.
+    """Read the table of cxr64, small chest X-rays. `cxr64_roles` makes the sites of its experiment.
 
-    y = 1 is pneumonia, and y = 0 is No Finding. NIH's images with other findings are left out, because no other site
-    has such images. z is age, projection and sex; GUANGZHOU has neither age nor sex. The group is the patient.
+    y is 1 for pneumonia, and 0 for "No Finding". Images of NIH with other findings are left out, because no other site
+    has such images. z is age, projection and sex; the site GUANGZHOU has neither age nor sex. The group of a row is its
+    patient.
 
     Parameters
     ----------
     folder : path
-        The folder with the table and the images, or the folder above it.
+        The folder with the table and the images, or the folder that contains it as `cxr64`.
 
     Returns
     -------
     SmallImages
-        The table. Its images are read later, when a site is made.
+        The set, with its table in `table`. The images are read later, when a site is made.
     """
     path, problems = _meta(folder, "cxr64")
     rows = read_table(path, ("image", "site", "y", "no_finding", "age", "sex", "projection", "patient"), problems)
@@ -212,20 +214,22 @@ def load_cxr64(folder: Folder) -> SmallImages:
 
 
 def cxr64_roles(data: SmallImages, seed: int = 0, held_out: tuple[float, float] = HELD_OUT) -> SiteRoles:
-    """Train at NIH and NIH_sel; validate on held-out patients of NIH; test on further ones of NIH and at GUANGZHOU.
+    """Return the sites of the experiment with cxr64 by their role.
 
-    The held-out patients are drawn by the seed, with the same shares of patients with and without pneumonia. The
-    patients of NIH_sel were selected by outcome. They add positive rows to the training, but their prevalence has no
-    meaning, so none of them is held out. A patient of NIH_sel who is held out at NIH is not used.
+    Training sites are NIH and NIH_sel. Two parts of the patients of NIH are held out from training: one is the
+    validation site, the other a test site. The second test site is GUANGZHOU. The held-out patients are drawn at
+    random, the same share of those with pneumonia and of those without. The patients of NIH_sel were selected by
+    outcome. They add positive rows to the training, but their prevalence has no meaning, so none of them is used for
+    validation or test. Rows of NIH_sel from patients who are held out at NIH are left out.
 
     Parameters
     ----------
     data : SmallImages
         The images, as `load_cxr64` returns them.
     seed : int
-        The seed of the split of NIH's patients.
+        The seed of the draw of held-out patients.
     held_out : tuple of two floats
-        The shares of NIH's patients for validation and for the test.
+        The share of NIH's patients for validation, and that for the test site.
 
     Returns
     -------

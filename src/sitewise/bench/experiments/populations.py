@@ -17,14 +17,14 @@ Truth = Callable[[Any], Array]  # Z -> P(y|z), (n, K)
 
 @dataclass(frozen=True)
 class Population:
-    """The population of a site, from which rows are drawn.
+    """The population of a site: draws its rows, and knows its true P(y).
 
-    A real site is its own population: each draw is all of its rows, and P(y) is computed from its labels.
+    A real site is its own population: each draw has all of its rows, and the true P(y) are the shares of its labels.
 
     Parameters
     ----------
     draw : callable
-        `draw(n, seed)` returns a `Site` with n rows.
+        `draw(n, seed)` returns a `Site` with n rows; n is None for a real site.
     marginal : ndarray of shape (K,)
         The true P(y).
     given_z : callable or None
@@ -37,12 +37,12 @@ class Population:
 
 
 def no_faults(*options: Options) -> list[str]:
-    """Return no problems: for kinds without options or without checks of them.
+    """Return an empty list of problems. It is `faults` or `data_faults` of a `Kind` whose options are not checked.
 
     Parameters
     ----------
     *options : dict
-        The options of data and of a site.
+        The options, which are ignored.
 
     Returns
     -------
@@ -54,29 +54,35 @@ def no_faults(*options: Options) -> list[str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: its options in the YAML, their checks, and the functions that make the population of a site.
+    """A kind of data for experiments: its options in the YAML file, their checks, and functions that make the sites.
+
+    In the arguments of the functions, `data` are the options in the section `data` of the YAML file, and `options`
+    those of a site. The role of a site is "training", "validation" or "test".
 
     Parameters
     ----------
     data : tuple of str
-        The names of the options in `data`.
+        The names of the options in the section `data`, without `kind`.
     site : tuple of str
         The names of the options of a site.
     faults : callable
-        `faults(data, options)` returns a list of problems of a site's options.
+        `faults(data, options)` returns a list of texts: what is wrong with the options of a site.
     populate : callable
-        `populate(data, name, options, part, rng)` returns the `Population` of a site. `part` is the part of the source
-        that belongs to the site's role; `rng` is for values that are drawn once for a site, such as its P(y).
+        `populate(data, name, options, part, rng)` returns the `Population` of the site `name`. `part` is the part of
+        the source for the site's role (None for simulated data). `rng` is a random generator for values that are drawn
+        once for a site, such as its P(y).
     load : callable, optional
-        `load(data, folder)` reads the source of the sites; None for simulated data.
+        `load(data, folder)` reads the source of all sites, for example a set of digits; None for simulated data.
     split : callable, optional
-        `split(source, seed)` returns the part of the source for each role, as a dict; None for simulated data.
+        `split(source, seed)` divides the source, and returns a dict with the part for each role; None for simulated
+        data.
     real : bool
-        Whether sites are real: then they are used with all their rows, and nothing is drawn.
+        Whether the sites are real. Real sites are used with all their rows, and nothing is drawn.
     data_faults : callable
-        `data_faults(data)` returns a list of problems of the options in `data`.
+        `data_faults(data)` returns a list of texts: what is wrong with the options in `data`.
     prepare : callable, optional
-        `prepare(source, experiment)` is called before the first run, once for each variant of the experiment.
+        `prepare(source, experiment)` is called before the first run, for example to check that the sites exist. If the
+        experiment has variants, it is called once for each.
     """
 
     data: tuple[str, ...]

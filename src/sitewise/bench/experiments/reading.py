@@ -51,12 +51,13 @@ def read_experiment(path: str | os.PathLike[str], *, quick: bool = False) -> Exp
     path : path
         The YAML file.
     quick : bool
-        Whether to read the reduced version: the values of the section `quick` replace others, and null removes a key.
+        Whether to read the reduced version of the experiment. Then the values in the section `quick` of the file
+        replace those outside it, and null in this section removes a key.
 
     Returns
     -------
     Experiment
-        The experiment. A ValueError lists all problems of the file.
+        The content of the file. If the file has problems, one ValueError lists all of them.
     """
     path = Path(path)
     problems = Problems(str(path))

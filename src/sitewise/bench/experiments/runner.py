@@ -74,14 +74,17 @@ def run_experiment(
     data_dir: Folder = None,
     verbose: bool | None = None,
 ) -> list[Record]:
-    """Do the runs of an experiment that have no current record, and return all records of its file.
+    """Do all runs of an experiment that have not been done yet, and return the records of its runs.
+
+    A run is one training with one seed, and the scores of all methods that use the trained network. Its record is one
+    line, with its settings and scores, of a file in the folder `out`. Each experiment has its file, with its name.
 
     Parameters
     ----------
     experiment : Experiment
         The experiment, as `read_experiment` returns it.
     out : path
-        The folder of records. Several runners on one machine may work in it at the same time.
+        The folder of records. Several calls on one machine may work in it at the same time.
     jobs : int, optional
         The number of processes, with one thread each. The default is the number of cores, but at most 16 with a GPU. If
         it is 1, this process does all runs.
@@ -94,23 +97,26 @@ def run_experiment(
     nodes : int
         The number of machines that train one network together.
     strategy : str
-        How several training processes are started.
+        How several training processes are started, as for `GPAClassifier`.
     data_dir : path, optional
-        The folder with MNIST, or with the real images of the experiment. By default it is the value of SITEWISE_DATA.
+        The folder with MNIST, or with the real images of the experiment. By default it is the value of the environment
+        variable SITEWISE_DATA.
     verbose : bool, optional
         Whether to show a progress bar; None shows it in a terminal.
 
     Returns
     -------
     list of dict
-        All records of the experiment's file.
+        All records in the experiment's file, those of earlier calls included.
 
     Notes
     -----
-    Tuning runs of methods with a grid and all runs of the other methods are done first. Then the chosen settings are
-    run with all seeds. A run whose record was made by other code (its fingerprint differs) is done again. A run that
-    fails does not stop the others: a `RunError` at the end lists all failed runs, and the next call tries them again. A
-    script that calls this function with several jobs needs `if __name__ == "__main__":`.
+    For a method with a grid of settings, there are tuning runs, which choose the settings at the validation site. These
+    runs and all runs of the methods without a grid are done first. Then the methods with a grid are run with the chosen
+    settings and all seeds. If the code of the package has changed since a run was recorded in a way that may change its
+    result, the run is done again. A run that fails does not stop the others: a `RunError` at the end lists all failed
+    runs, and the next call tries them again. A script that calls this function with several jobs needs
+    `if __name__ == "__main__":`.
     """
     path = records_path(experiment, out)
     processes: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}

@@ -80,22 +80,30 @@ def _from_others(run: Mapping[str, Any], records: list[Record]) -> Record | None
 
 
 def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame:
-    """Summarize an experiment in a table with a row for each method, site, draw and metric, in the order of its YAML.
+    """Summarize an experiment in a table with a row for each method, test site, draw and metric.
+
+    The rows have the order of the experiment's YAML file. A draw says how many rows of a test site are scored, and on
+    how many rows the methods are adapted.
 
     Parameters
     ----------
     experiment : Experiment
-        The experiment.
+        The experiment, as `read_experiment` returns it.
     records : list of dict
-        Its records.
+        The records of its runs, as `run_experiment` returns them.
 
     Returns
     -------
     DataFrame
-        The mean over seeds with its 95% t-interval (`mean`, `low`, `high`), and the mean difference to the reference,
-        paired by seed, with its interval (`difference`, `difference_low`, `difference_high`). Metrics that are
-        undefined everywhere have no rows. `told` marks methods that use information which is not available at a new
-        site; `skipped` gives the reason if a row has no numbers.
+        The columns `method`, `site`, `draw` and `metric`, the number of seeds (`seeds`), and:
+
+        - `mean`, `low`, `high`: the mean over seeds, and its 95% t-interval;
+        - `difference`, `difference_low`, `difference_high`: the mean over seeds of the method's value minus that of the
+          experiment's `reference` method with the same seed, and its 95% t-interval;
+        - `told`: whether the method uses information that is not available at a new site;
+        - `skipped`: the reason if the row has no numbers.
+
+        Metrics that are undefined everywhere have no rows.
     """
     values, skipped = _collect(final_records(experiment, records))
     informed = {entry.label: is_informed(entry.candidates[0], experiment.recipe) for entry in experiment.methods}

@@ -35,14 +35,14 @@ class AdaptedMethod:
     Parameters
     ----------
     classes_ : ndarray of shape (K,)
-        The classes, in the order of the columns of probabilities.
+        The classes, in the order of the columns of predicted probabilities.
     rule : callable
-        `rule(X, Z)` returns log P(y|x,z), (n, K).
+        `rule(X, Z)` returns the predictions log P(y|x,z) of any rows, (n, K).
     own_rule : callable
-        `own_rule()` returns log P(y|x,z) of the rows that were passed to `adapt`, (n, K). If the method fits g to the
-        labels of these rows, the predictions are cross-fitted.
+        `own_rule()` returns the predictions log P(y|x,z) of the rows that were passed to `Method.adapt`, (n, K). If the
+        method fits g to the labels of these rows, each row is predicted with a g that was fitted without its label.
     marginal : ndarray of shape (K,), optional
-        The estimate of P(Y); None if the method does not estimate it.
+        The estimate of the site's P(Y); None if the method does not estimate it.
     """
 
     classes_: Array
@@ -51,12 +51,12 @@ class AdaptedMethod:
     marginal: Array | None = None
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Array:
-        """Predict P(y|x) or P(y|x,z) at this site.
+        """Predict the probabilities of the classes at this site, P(y|x,z) or P(y|x).
 
         Parameters
         ----------
         X : array-like
-            Inputs of the rows, in the same form as for `fit`.
+            Inputs of the rows, in the same form as for `Method.fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z of the rows.
 
@@ -68,12 +68,12 @@ class AdaptedMethod:
         return np.asarray(self.rule(X, sample_confounder).exp().numpy())
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Array:
-        """Predict the most probable class of each row.
+        """Predict the most probable class of each row at this site.
 
         Parameters
         ----------
         X : array-like
-            Inputs of the rows, in the same form as for `fit`.
+            Inputs of the rows, in the same form as for `Method.fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z of the rows.
 
@@ -85,7 +85,10 @@ class AdaptedMethod:
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def own_proba(self) -> Array:
-        """Predict the rows that were passed to `adapt`; with cross-fitting if the method fits g to their labels.
+        """Predict the rows that were passed to `Method.adapt`.
+
+        If the method fits g to the labels of these rows, each row is predicted with a g that was fitted without its
+        label.
 
         Returns
         -------
@@ -107,31 +110,37 @@ class AdaptedMethod:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Base class of the compared methods. A subclass sets its `card` and overrides one or more hooks.
+    """Base class of the compared methods. A subclass sets its `card` and overrides some of the hooks.
 
-    Methods that train a network override `loss`. Methods that adjust the outputs of a network to a site override
-    `rule_at`; their `trainer` returns the method whose network they use. All methods have the training settings of
-    `GPAClassifier`. In the formulas of all methods, b is the new site, and Norm scales to sum to one over y.
+    The hooks are `trainer`, `prepare`, `n_outputs`, `build`, `loss`, `validation_loss`, `begin_epoch`, `see`, `settle`,
+    `log_proba`, `rule_at` and `own_log_proba`; only `loss` has no default. A method that trains a network of its own
+    overrides `loss`. A method that adjusts the outputs of another method's network to a site overrides `rule_at`, and
+    `trainer`, which returns this other method.
+
+    In the formulas of all methods, b is the new site, s stands for all training sites together, and Norm scales
+    non-negative numbers so that they sum to one over y. K is the number of classes, and the *features* are the inputs
+    of the last layer of the network. The parameters of this class are explained in more detail at `GPAClassifier`.
 
     Parameters
     ----------
     backbone : str, module or callable
         The network that reads x: "auto", a name, or your own module.
     weights : path, optional
-        Pretrained weights of the backbone.
+        A file with pretrained weights of the backbone.
     normalize : str, optional
-        How pixels are normalized.
+        How pixels are normalized: "imagenet" or "data". None: bytes are only divided by 255.
     recipe : str or Recipe
-        How the network is trained.
+        How the network is trained: the name of a recipe, or a `Recipe`.
     epochs : int, optional
-        The number of passes over the training rows; None means the value of the recipe.
+        The number of passes over the training rows. If it is given, `min_steps` of the recipe is ignored. None: the
+        recipe decides.
     batch_size : int, optional
-        The number of rows in a training step; None means the value of the recipe.
+        The number of rows of a batch; None means the value of the recipe.
     learning_rate : float, optional
         The highest learning rate; None means the value of the recipe.
     validation : float, str or None
-        The share of each site's rows, or the name of the site, that is held out to choose the best epoch and, by
-        methods that calibrate, for the calibration. With None, no rows are held out.
+        The rows that are held out from training, to choose the best epoch and, in methods that calibrate, to calibrate.
+        A number: this share of each site's rows. A name: all rows of the site with this name. None: no rows.
     device : str
         "auto", "cpu", "cuda" or another device of torch.
     devices : int or str
@@ -139,9 +148,10 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     nodes : int
         The number of machines that train one network together.
     strategy : str
-        How several training processes are started.
+        How several training processes are started: "auto", "ddp" or "ddp_spawn".
     checkpoint : path, optional
-        A file or folder from which an interrupted training is resumed.
+        A file or folder in which training is saved after each epoch, and from which it is resumed if it was
+        interrupted.
     verbose : bool, optional
         Whether to show progress; None shows it in a terminal.
     random_state : int, RandomState or None
@@ -150,9 +160,9 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     card : Card
-        What the method assumes and needs.
+        What the method assumes and needs; set by each subclass.
     reads_z : bool
-        Whether the network gets z as an input.
+        Whether the network gets z as an input in addition to x.
     packages : tuple of str
         Packages that the method imports in addition to the dependencies of sitewise.
 
@@ -207,23 +217,27 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z of the rows.
         groups : array-like of shape (n,), optional
-            The group of each row, for example its patient. All rows of a group are held out, or none.
+            The group of each row, for example its patient. A group is never split between training and held-out rows.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
         unlabeled : dict of str to array-like, optional
-            Inputs of unlabeled rows, by name of their site. Only methods with `card.unlabeled_in_training` use them.
+            Inputs of the unlabeled rows of each further site, by the name of the site. Only methods with
+            `card.unlabeled_in_training` use them.
 
         Returns
         -------
         Method
-            Itself, fitted.
+            The method itself, fitted.
         """
         return self.attach(
             self.trainer().train(X, y, sample_domain, sample_confounder, groups, sample_weight, unlabeled)
         )
 
     def adapt(self, X: Any, sample_confounder: Any = None, y: Any = None, prevalence: Any = None) -> AdaptedMethod:
-        """Adapt to a new site.
+        """Adapt to a new site with rows of this site.
+
+        Most methods need X only, or X and z. Those that need more are references in comparisons, and
+        `card.labels_at_test` says what they need.
 
         Parameters
         ----------
@@ -232,10 +246,10 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z of the rows.
         y : array-like of shape (n,), optional
-            Labels of the rows; needed by methods whose `card.labels_at_test` is "labels".
+            Labels of the rows, if `card.labels_at_test` is "labels".
         prevalence : array-like or callable, optional
-            The true P(Y), needed by methods whose `card.labels_at_test` is "P(Y)"; or a function from Z to the true
-            P(y|z), needed where it is "true g".
+            If `card.labels_at_test` is "P(Y)": the true P(Y), as K numbers (if it is left out, P(Y) is computed from
+            `y`). If it is "true g": a function from Z to the true P(y|z), (n, K).
 
         Returns
         -------
@@ -254,7 +268,10 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def adapt_predict_proba(
         self, X: Any, sample_confounder: Any = None, y: Any = None, prevalence: Any = None
     ) -> Array:
-        """Adapt to the rows of a site and return the predicted probabilities of the same rows, (n, K)."""
+        """Adapt to the rows of a site, and return the predicted probabilities of the same rows, (n, K).
+
+        The arguments are those of `adapt`, and the result is that of `AdaptedMethod.own_proba`.
+        """
         return self.adapt(X, sample_confounder, y, prevalence).own_proba()
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Array:
@@ -293,59 +310,79 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why this method cannot be trained; None if it can.
+        """Return the reason why this method cannot be trained on some data; None if it can.
 
-        The reason depends on the number of training sites, the confounders (None if there is no z) and the number of
-        unlabeled rows.
+        The data are described by the number of training sites, the confounders (None if there is no z) and the number
+        of unlabeled rows.
         """
         return refuse(self.card, n_sites, confounders)
 
     # Hooks: subclasses override them.
 
     def trainer(self) -> "Method":
-        """Return the method that trains the network which this method uses."""
+        """Return the method that trains the network which this method uses; by default this method itself."""
         return self
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Compute the values that `loss` needs in addition to the rows; n is the number of classes."""
+        """Compute, before training, the values that `loss` needs in addition to the rows; by default there are none.
+
+        `training` and `held` are the training rows and the held-out rows, `schema` is the schema of z, and n is the
+        number of classes. The result has `columns`, with an entry for each training row, and `memory` for all other
+        values.
+        """
         return Prepared()
 
     def n_outputs(self, n_classes: int, prepared: Prepared) -> int:
-        """Return the number of outputs of the network."""
+        """Return the number of outputs of the network; by default one for each class. `prepared` is from `prepare`."""
         return n_classes
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Return the module to train, which contains the network."""
+        """Return the module to train, which contains the network; by default the network itself.
+
+        `n_domains` is the number of sites: training sites, and sites with unlabeled rows if the method uses these.
+        `prepared` is the result of `prepare`.
+        """
         return network
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Return the loss of a batch."""
+        """Return the loss of a batch, which training minimizes.
+
+        `module` is the result of `build`, and `memory` is that of `prepare`.
+        """
         raise NotImplementedError(f"{type(self).__name__} trains no network of its own: see trainer()")
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
-        """Return the loss of the held-out rows; by default the NLL of the network's predictions."""
+        """Return the loss of the held-out rows, which chooses the best epoch; by default the NLL of the predictions."""
         return mean_nll(outputs, rows)
 
     def begin_epoch(self, memory: Any) -> None:
-        """Update `memory` at the start of an epoch; by default nothing is done."""
+        """Update `memory` (see `prepare`) at the start of an epoch; by default nothing is done."""
 
     def see(self, X: Any) -> Any:
-        """Transform X before the network gets it; by default X is unchanged."""
+        """Return X as the network gets it, for example without a feature; by default X is unchanged."""
         return X
 
     def settle(self, trained: Trained) -> None:
-        """Learn from the held-out rows after training, for example a calibration; by default nothing is learned."""
+        """Learn from the held-out rows after training, for example a calibration; by default nothing is learned.
+
+        `trained` has the labels and weights of these rows (`held_out`), and the network's outputs for them
+        (`held_out_outputs`).
+        """
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """Return log P(y|x) as trained, (n, K)."""
+        """Return the predictions log P(y|x) as trained, without adaptation, (n, K)."""
         return torch.log_softmax(self.outputs(X, Z), dim=1)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Return the prediction rule at a site, and the estimate of its P(Y) (None if there is none)."""
+        """Return the prediction rule at a site, and the estimate of its P(Y) (None if there is none).
+
+        The arguments are those of `adapt`. The rule is a function of the X and Z of any rows that returns their
+        predictions log P(y|x), (n, K). By default, the rule predicts as trained.
+        """
         return self.log_proba, None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """Return log P(y|x) of the rows that were passed to `adapt`, (n, K)."""
+        """Return the predictions log P(y|x) of the rows that were passed to `adapt`, (n, K); by default by the rule."""
         return rule(X, Z)
 
     # Methods that the hooks use.
@@ -353,23 +390,29 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def train(
         self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Mapping[str, Any] | None
     ) -> Any:
-        """Train the network of this method. On a CPU, the same seed gives the same network."""
+        """Train the network of this method. The arguments are those of `fit`, and the result is that for `attach`.
+
+        On a CPU, the same seed gives the same network.
+        """
         return train_method(self, X, y, domain, Z, groups, weight, unlabeled)
 
     def resolved_recipe(self) -> Recipe:
-        """Return the recipe with this method's changes; one error lists all problems of recipe and backbone."""
+        """Return the recipe, changed by `epochs`, `batch_size` and `learning_rate` of this method.
+
+        If settings of the training are wrong, one ValueError lists all problems.
+        """
         problems = Problems(self.card.name)
         recipe = read_network_settings(self, problems)
         problems.raise_if_any()
         return recipe
 
     def own_settings(self) -> dict[str, str]:
-        """Return the settings that `Method` does not have, as text by name."""
+        """Return the settings that this method has in addition to those of `Method`: a dict from names to texts."""
         own = {name: value for name, value in self.get_params(deep=False).items() if name not in Method().get_params()}
         return {name: getattr(value, "__qualname__", repr(value)) for name, value in own.items()}
 
     def attach(self, trained: Any) -> Self:
-        """Use a trained network: that of `trainer()`, which may be this method."""
+        """Use a network that `trainer()` has trained, call `settle`, and return this method, fitted."""
         self.trained_ = trained
         self.classes_ = trained.classes
         self.input_shape_, self.n_features_in_ = trained.input_shape, trained.n_features
@@ -377,7 +420,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def outputs(self, X: Any, Z: Any = None) -> Tensor:
-        """Return the outputs of the network for each row, (n, m)."""
+        """Return the outputs of the network, with a row for each row of X and a column for each output."""
         trained: Trained = self.trained_
         key = (id(X), id(Z))
         if trained.remembered is not None and key in trained.remembered:
@@ -388,20 +431,23 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return computed
 
     def features(self, X: Any, Z: Any = None) -> Tensor:
-        """Return the inputs of the network's last layer for each row, (n, D)."""
+        """Return the D features of each row (the inputs of the network's last layer), (n, D)."""
         inputs, z = self.network_rows(X, Z)
         scorer = self.trained_.scorer
         return Scorer(LastFeatures(scorer.module), scorer.device)(inputs, z)
 
     def network_rows(self, X: Any, Z: Any) -> tuple[Inputs, Tensor]:
-        """Return the two inputs of the network for some rows: x, and z as columns."""
+        """Return the two inputs of the network for some rows: x, and z as columns of numbers (no columns without z)."""
         reader = self.trainer()
         inputs = read_inputs(self, reader.see(X), reset=False)
         schema = self.trained_.schema if reader.reads_z else None
         return inputs, network_inputs(schema, self.codes(Z, len(inputs), reader.reads_z))
 
     def codes(self, Z: Any, n_rows: int, needed: bool) -> Tensor:
-        """Return the codes of z, (n, V); without columns if z is not needed or training had no z."""
+        """Return z as encoded by the schema of the training rows, (n, V).
+
+        The result has no columns if `needed` is false or training had no z.
+        """
         schema = self.trained_.schema
         if not needed or schema is None:
             return torch.zeros(n_rows, 0, dtype=torch.float64)

@@ -8,7 +8,10 @@ from sitewise.confounders.variables import Continuous
 
 @dataclass(frozen=True)
 class Card:
-    """The entries of a method in the two tables that compare methods; None means "does not apply".
+    """What a method assumes and needs: its entries in the table of methods, which `sitewise methods` prints.
+
+    A reference is a method that uses information which is not available at a new site. It is in comparisons, but is not
+    a competitor.
 
     Parameters
     ----------
@@ -17,26 +20,27 @@ class Card:
     cite : str
         A key of docs/references.bib.
     input : str
-        The inputs of training: "X" or "X, Z".
+        The inputs of a prediction: "X" or "X, Z".
     single_site, several_sites : bool
         Whether the method can be trained on one site, and on several sites.
     continuous_z, high_dimensional_z : bool, optional
-        Whether z may be continuous, and whether it may have many variables.
+        Whether z may be continuous, and whether it may have many variables. None: the question does not apply.
     z_at_test : str
         Whether z is needed at a new site: "no", "optional" or "needed".
     labels_at_test : str
-        Information about the labels of a new site that the method needs: "no", "P(Y)", "labels" or "true g". A method
-        with a value other than "no" is a reference and not a competitor.
+        The information about the labels of a new site that the method needs: "no" (none), "P(Y)", "labels" or "true g".
+        A method with a value other than "no" is a reference.
     unlabeled_in_training : bool
-        Whether training also uses unlabeled rows of the new site.
+        Whether training also uses unlabeled rows of other sites, such as the new site.
     estimates_g : str
-        How g is estimated.
+        How g of the new site is estimated, in words; "no" if it is not estimated.
     without_z : str
-        How rows without z are predicted.
+        How rows without z are predicted, in words; "-" if the method does not use z, or cannot predict such rows.
     given : str
-        Information about the confounder that the method is given. A method with such information is a reference.
+        The information about the confounder that the method is given before training; empty if there is none. A method
+        with such information is a reference.
     note : str
-        A further remark.
+        A remark that is printed below the table.
     """
 
     name: str
@@ -56,7 +60,7 @@ class Card:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the method uses information that is not available at a new site."""
+        """Whether the method is a reference: whether it uses information that is not available at a new site."""
         return self.labels_at_test != "no" or bool(self.given)
 
 

@@ -1,4 +1,4 @@
-"""Conditional Prevalence Adjustment: the predecessor of GPA, which needs labels or P(Y) at the new site."""
+"""Conditional Prevalence Adjustment (CoPA), the predecessor of GPA. It needs labels or P(Y) of the new site."""
 
 import math
 from dataclasses import dataclass
@@ -50,11 +50,11 @@ def uniform_points(schema: Confounders, seed: int = 0) -> pd.DataFrame:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CoPA(GPA):
-    """CoPA [nguyen2024robust]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), g_b fitted to labeled (y, z) of the site. A reference.
+    """CoPA [nguyen2024robust]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), where g_b is fitted to labels and z of the new site.
 
-    f is trained without knockout and not calibrated. `own_proba` predicts the rows that `adapt` got in five parts: each
-    part is predicted with a g_b that was fitted to the other four. Therefore no row is predicted by a g that saw its
-    label.
+    It is a reference in comparisons, because it needs labels of the new site. f is trained without knockout and not
+    calibrated. The rows that `adapt` got are divided into five parts, and `AdaptedMethod.own_proba` predicts each part
+    with a g_b that was fitted to the other four. Therefore no row is predicted with a g_b that was fitted to its label.
     """
 
     knockout: float = 0.0
@@ -75,12 +75,12 @@ class CoPA(GPA):
         return GPA(**self.get_params(deep=False))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Fit g to the labels and z of the site; no P(Y) is reported."""
+        """Fit g to the labels and z of the site; return the rule that predicts with it, and None for the P(Y)."""
         estimate = self._fit_g(Z, self._labels(y, len(X)), len(X))
         return lambda rows, z: combine(self.log_ratio(rows, z), _log_prevalence(estimate, z, len(rows))), None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """Return log P(y|x,z) of each row, predicted with a g that did not see its label, (n, K)."""
+        """Return log P(y|x,z) of each row, (n, K), predicted with a g that was fitted without its label."""
         labels, log_ratio = self._labels(y, len(X)), self.log_ratio(X, Z)
 
         def predict(seen: Array, scored: Array) -> Tensor:
@@ -111,11 +111,11 @@ class CoPA(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CoPAStar(CoPA):
-    """CoPA* [nguyen2024robust]: P_b(y|x) ≈ Norm Σ_z Norm(P_b(y) f(x,z)), z uniform over its range.
+    """CoPA* [nguyen2024robust]: P_b(y|x) is approximated by the mean over z of Norm(f(x,z) P_b(y)).
 
-    A reference for comparisons: it is given P_b(Y), which is not known at a new site. `adapt` needs P_b(Y) as
-    `prevalence=` (K numbers), or labels `y=`, from which P_b(Y) is computed. Assumes that P(z|x) is uniform and that
-    P_b(y|z) is close to P_b(y).
+    The values of z in the mean are spread evenly over its range. CoPA* is a reference in comparisons, because it is
+    given P_b(y), which is not known at a new site. `adapt` needs P_b(y) as `prevalence=` (K numbers), or labels `y=`,
+    from which P_b(y) is computed. Assumes that P(z|x) is uniform and that P_b(y|z) is close to P_b(y).
     """
 
     card: ClassVar[Card] = Card(
@@ -139,7 +139,7 @@ class CoPAStar(CoPA):
         return _log_mean(stack)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Use the given P(Y), or the class shares of the given labels; no estimate of P(Y) is reported."""
+        """Return the rule with the given P(Y), or with the class shares of the given labels, and None for the P(Y)."""
         if prevalence is None or callable(prevalence):
             labels = self._labels(y, len(X))
             known = labels[~np.isnan(labels)].astype(int)
@@ -148,7 +148,7 @@ class CoPAStar(CoPA):
         return lambda rows, z: self._average(rows, log_marginal), None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """Predict with the rule itself: P(Y) counts as known, so that cross-fitting is not needed."""
+        """Return log P(y|x) of the rows, (n, K), by the rule itself: P(Y) counts as known, so no label is left out."""
         return rule(X, None)
 
     def _average(self, X: Any, log_marginal: Tensor) -> Tensor:

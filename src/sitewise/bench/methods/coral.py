@@ -43,26 +43,27 @@ class FeatureNetwork(nn.Module):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CORAL(DANN):
-    """Deep CORAL [sun2016deep]: minimize R + λ D, where D is the mean distance between the moments of two sites.
+    """Deep CORAL [sun2016deep]: minimize R + λ D, where D is a distance between the features of the sites.
 
-    R is the NLL of y, and the moments are mean and covariance of the features. Sites with unlabeled rows are included
-    in D. Assumes, like DANN, that features with the same distribution at all sites are sufficient to predict y.
+    R is the NLL of y. The distance between two sites is the mean squared difference between the means of their features
+    plus that between the covariances, and D is its mean over all pairs of sites, those with unlabeled rows included.
+    Assumes, like DANN, that features with the same distribution at all sites are sufficient to predict y.
 
     Parameters
     ----------
     strength : float
-        The factor λ of the distance between moments.
+        The factor λ of the distance D.
     """
 
     strength: float = 1.0
     card: ClassVar[Card] = Card(name="CORAL", cite="sun2016deep", unlabeled_in_training=True)
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Return the network in a form that can return its features."""
+        """Return the network in a module that can also return its features."""
         return FeatureNetwork(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Return the NLL of y, plus λ times the mean distance between pairs of sites with two or more rows each."""
+        """Return R + λ D of a batch; sites with fewer than two rows in the batch are left out of D."""
         logits, features = module(batch.all_x(), batch.all_z(), True)
         risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)
         sites = batch.all_sites()

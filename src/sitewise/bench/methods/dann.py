@@ -58,10 +58,11 @@ class AdversarialNetwork(nn.Module):
 class DANN(Method):
     """DANN [ganin2016domain]: the features minimize R - λ R_site, where R_site is the loss of a critic.
 
-    R is the NLL of y. The critic predicts the site from the features and minimizes R_site; gradient reversal makes the
-    features maximize it. λ = `strength` · (2/(1 + e^(-10p)) - 1) after a share p of training. Unlabeled rows of other
-    sites contribute to R_site. Assumes that features with the same distribution at all sites are sufficient to predict
-    y, which is impossible if P(y) differs between sites.
+    R is the NLL of y. The critic is a second network, which predicts the site of a row from its features. It is trained
+    to minimize R_site, its NLL, while gradient reversal trains the features to maximize R_site. λ is
+    `strength` · (2/(1 + e^(-10p)) - 1) after a share p of the training. Unlabeled rows of other sites contribute to
+    R_site. Assumes that features with the same distribution at all sites are sufficient to predict y. This is
+    impossible if P(y) differs between sites.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ class DANN(Method):
     card: ClassVar[Card] = Card(name="DANN", cite="ganin2016domain", unlabeled_in_training=True)
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why sites cannot be aligned, for example only one site; None if they can."""
+        """Return the reason why this method cannot be trained, for example only one site; None if it can."""
         if n_sites < 2 and not n_unlabeled:
             return f"{self.card.name} aligns sites: give at least two, or unlabeled rows of another"
         return super().refusal(n_sites, confounders, n_unlabeled)
@@ -83,7 +84,7 @@ class DANN(Method):
         return AdversarialNetwork(network, n_domains)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Return the NLL of y plus the critic's NLL of the site."""
+        """Return the NLL of y plus the critic's NLL of the site, whose gradient is reversed for the features."""
         scale = self.strength * reversal_schedule(batch.progress)
         logits, site_logits = module(batch.all_x(), batch.all_z(), scale)
         risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)

@@ -50,12 +50,14 @@ class ERMWithZ(ERM):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ERMWithoutColor(ERM):
-    """ERM^c: ERM on images from which the confounder is removed. A reference: it is given the feature to remove.
+    """ERM^c: ERM on images from which the confounder is removed.
+
+    It is a reference in comparisons, because it is given the property to remove, which is not known at a real site.
 
     Parameters
     ----------
     drop : callable
-        A function from X to X without the feature; the default removes the colour of colored digits.
+        A function that maps X to X without this property; by default it removes the colour of colored digits.
     """
 
     drop: Callable[[Any], Any] = grayscale
@@ -64,7 +66,7 @@ class ERMWithoutColor(ERM):
     )
 
     def see(self, X: Any) -> Any:
-        """Return X without the feature."""
+        """Return X without the property that `drop` removes."""
         try:
             return self.drop(np.asarray(X))
         except ValueError as error:
@@ -76,12 +78,13 @@ BASES: dict[str, type[Method]] = {"erm": ERM, "erm_z": ERMWithZ, "erm_c": ERMWit
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OverERM(Method):
-    """Base class of methods that adjust a trained ERM.
+    """Base class of methods that adjust the predictions of a trained ERM to a site.
 
     Parameters
     ----------
     base : str
-        The ERM whose network is used: "erm" (reads x), "erm_z" (reads x and z) or "erm_c" (z is removed from x).
+        The ERM whose network is used: "erm" (reads x), "erm_z" (reads x and z) or "erm_c" (the confounder is removed
+        from x).
     """
 
     base: str = "erm"
@@ -96,13 +99,13 @@ class OverERM(Method):
         return kind(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
 
     def check(self, problems: Problems) -> None:
-        """Add the errors of the settings to `problems`."""
+        """Add a message to `problems` for each wrong setting."""
         if self.base not in BASES:
             problems.add(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
         """Return the reason why the ERM whose network is used cannot be trained; None if it can.
 
-        The reason depends on the number of training sites, the confounders and the number of unlabeled rows.
+        The data are described by the number of training sites, the confounders and the number of unlabeled rows.
         """
         return self.trainer().refusal(n_sites, confounders, n_unlabeled)

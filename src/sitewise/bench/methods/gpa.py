@@ -1,5 +1,6 @@
-"""Generalized Prevalence Adjustment and its variants: g(z) is estimated, or one g for all z is, or g is given.
+"""Generalized Prevalence Adjustment (GPA) and its variants.
 
+The variants differ in the g of the new site: it is a g(z) that is estimated, one estimated g for all z, or the true g.
 `GPA` is the method of this package; `GPAPaper` (in `gpa_paper`) implements the paper's algorithms exactly.
 """
 
@@ -41,27 +42,30 @@ class TrainedGPA:
 class GPA(Method):
     """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b given (x, z).
 
-    f is trained with knockout; the g of each training site is fitted before and held fixed. f is then calibrated on
-    held-out rows, and the prior of g_b is learned by rehearsal on the training sites. This is `GPAClassifier` with its
-    settings; `solver` may also be a dict with the settings of an `EM`. Rehearsal decides how far the new rows are
-    trusted; the checks of the assumption do not (see `GPAGuarded`). Assumes that P(x|y,z) is the same at every site.
+    The g of each training site is fitted first. Then f is trained with knockout, with these g held fixed, and
+    calibrated on held-out rows. The prior of g_b, the g of the new site b, is learned by rehearsal on the training
+    sites. The rehearsal also decides how far the rows of a new site are trusted. The checks of the assumption have no
+    influence (see `GPAGuarded`). The network is that of a `GPAClassifier` with the same settings. Assumes that P(x|y,z)
+    is the same at every site.
 
     Parameters
     ----------
     prevalence : str
         The model of g: "auto", "constant", "table", "additive" or "network".
     knockout : float
-        The probability that a variable of z is made missing while f and g are fitted.
+        The probability that a variable of z is hidden in a training row while f and g are fitted.
     calibration : str
-        How log f is scaled: "vector", "bias_corrected", "temperature" or "none".
+        How log f is calibrated: "vector", "bias_corrected", "temperature" or "none".
     rehearsal : str or None
-        Which rows are left out in turn to learn the prior: "sites" (all rows of a site), "rows", "auto" or None.
+        How the prior is learned. "sites": from training sites that are left out in turn. "rows": from held-out rows
+        only. "auto": "sites" if there are several sites, otherwise "rows". None: there is no rehearsal.
     balance : bool or str
-        Whether f is scaled at every z so that its mean is the same for all classes: True, False or "auto".
+        Whether f is balanced (its mean over held-out rows is made the same for all classes, at each z): True, False or
+        "auto" (if `calibration` is not "none").
     solver : str, EM or dict
-        How g of a new site is estimated; a dict has the settings of an `EM`.
+        How g of a new site is estimated, as in `estimate_prevalence`; a dict has the settings of an `EM`.
     prevalence_dropout : float
-        The dropout rate of g if g is a network.
+        The share of hidden units of g that are dropped while it is fitted, if g is a network.
     """
 
     prevalence: str = "auto"
@@ -83,30 +87,30 @@ class GPA(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Any, n_unlabeled: int) -> str | None:
-        """Return None: GPA can always be used. Without confounders g is one number for each class."""
+        """Return None, because GPA can always be trained. Without confounders, g is one number for each class."""
         return None
 
     def trainer(self) -> Method:
-        """Return a `GPA` with the same network."""
+        """Return a `GPA` that trains the network of this method."""
         return self.with_network_of(GPA)
 
     def with_network_of(self, kind: type["GPA"]) -> Method:
-        """Return a method of the class `kind` with the settings of this method.
+        """Return a method of the class `kind` that trains the network of this method.
 
-        Calibration, balance and solver get fixed values: they do not change the network, so methods that differ only in
-        these settings can share it.
+        It has the settings of this method, except that `calibration`, `balance` and `solver` get fixed values. These
+        three do not change the network, so methods that differ only in them can share it.
         """
         known = kind().get_params()
         settings = {name: value for name, value in self.get_params(deep=False).items() if name in known}
         return kind(**settings | {"calibration": "vector", "balance": kind.balance, "solver": "auto"})
 
     def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
-        """Fit a `GPAClassifier`."""
+        """Fit a `GPAClassifier` with the settings of this method. The arguments are those of `fit`."""
         classifier = GPAClassifier(**self.get_params(deep=False) | {"solver": read_solver(self.solver)})
         return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
 
     def attach(self, trained: TrainedGPA) -> Self:
-        """Use a trained f, and balance and calibrate it according to the settings of this method."""
+        """Use a trained f, balanced and calibrated by the settings of this method; return this method, fitted."""
         model = trained.classifier
         if (model.calibration, model.balance) != (self.calibration, self.balance):
             model = model.with_calibration(self.calibration, balance=self.balance)
@@ -117,7 +121,7 @@ class GPA(Method):
         return super().attach(trained)
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """Return log P(y|x,z) with the g of all training rows, (n, K)."""
+        """Return log P(y|x,z) as trained, (n, K): with the g of all training rows together."""
         return torch.tensor(np.log(self.model_.predict_proba(X, sample_confounder=self.shown(Z))))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
@@ -132,11 +136,11 @@ class GPA(Method):
         return rule, here.prevalence()
 
     def shown(self, Z: Any) -> Any:
-        """Return the part of z that the method uses at a new site; None if it uses no z."""
+        """Return the part of Z that the method uses at a new site, by default all of Z; None if it uses no z."""
         return Z
 
     def log_ratio(self, X: Any, Z: Any) -> Tensor:
-        """Return calibrated log f, (n, K); within `remembering` it is computed once for the same X and Z objects."""
+        """Return the calibrated log f of each row, (n, K)."""
         remembered = self.trained_.remembered
         key = (id(X), id(Z), self.calibration, self.balance)
         if remembered is not None and key in remembered:
@@ -149,14 +153,16 @@ class GPA(Method):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAStar(GPA):
-    """GPA*: P_b(y|x) = Norm(f(x,z₀) ĝ_b(z₀)). z is hidden at the new site, and ĝ_b(z₀) is estimated from x alone.
+    """GPA*: GPA at a new site where z is hidden, P_b(y|x) = Norm(f(x,z₀) g_b(z₀)).
 
-    z₀ stands for missing z, and f(x,z₀) is learned by knockout. It is an approximation if P(z|y) differs between sites.
+    z₀ stands for missing z. f(x,z₀) is learned by knockout, and g_b(z₀), one prevalence of the new site, is estimated
+    from x alone. The formula is an approximation if P(z|y) differs between sites. If only some variables of z are
+    hidden, the others are used in f and in g.
 
     Parameters
     ----------
     hidden : list of str, optional
-        The variables of z that the new site lacks; None means all.
+        The variables of z that are hidden at the new site; None means all.
     """
 
     hidden: list[str] | None = None
@@ -170,7 +176,7 @@ class GPAStar(GPA):
     )
 
     def shown(self, Z: Any) -> Any:
-        """Return z with the hidden variables missing; None if all are hidden."""
+        """Return Z with the hidden variables missing; None if all are hidden."""
         if Z is None or self.hidden is None:
             return None
         unknown = [name for name in self.hidden if name not in Z]
@@ -184,17 +190,18 @@ class GPAStar(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAJoint(GPAStar):
-    """GPA, joint: P_b(y|x) ∝ Σ_m ŵ_my r(x,y,z_m). z is hidden at the new site.
+    """GPA, joint: the joint model at a new site where z is hidden, P_b(y|x) ∝ Σ_c π_cy r(x,y,z_c).
 
-    ŵ is the site's joint distribution P(z, y), estimated from x alone. r(x,y,z) = P(x|y,z) / P_s(x) is computed from
-    the same f and from a critic that estimates P_s(z|x) / P_s(z) from the features of f; s denotes the training rows.
-    The formula is exact, while that of GPA* is an approximation. `missing="auto"` chooses between this method and GPA*
-    (see `GPAClassifier`).
+    The values z_c of some training rows represent all values of z. π_cy is the probability of z_c and y at the new
+    site, estimated from x alone. r(x,y,z) = P(x|y,z) / P_s(x) is computed from f and from a critic: a second network,
+    which estimates P_s(z|x) / P_s(z) from the features of f. s stands for all training sites together. The formula is
+    exact, while that of `GPAStar` is an approximation.
 
     Parameters
     ----------
     missing : str
-        How rows without z are predicted: "joint", "knockout" or "auto".
+        How rows that lack z are predicted: "joint" (by this formula), "knockout" (as in `GPAStar`) or "auto" (chosen as
+        in `GPAClassifier`).
     """
 
     missing: str = "joint"
@@ -208,7 +215,10 @@ class GPAJoint(GPAStar):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate P(z, y) from x alone; if training had no z, predict as GPA*."""
+        """Estimate P(z, y) from x alone; return the rule that predicts with it, and the estimate of P(Y).
+
+        If there is no joint model, because training had no z, the result is that of `GPAStar`.
+        """
         if self.model_.joint_ is None:
             return super().rule_at(X, Z, y, prevalence)
         model = copy.copy(self.model_)
@@ -221,15 +231,14 @@ class GPAJoint(GPAStar):
 class GPAConstant(GPA):
     """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), with one prevalence π for all z.
 
-    b is the new site, and Norm scales to sum to one over y. π is estimated from x and z of the rows of the new site.
-
-    The comparison with GPA shows what a g that depends on z contributes.
+    b is the new site, and Norm scales to sum to one over y. π is estimated from x and z of the rows of the new site, by
+    maximum likelihood. The comparison with `GPA` shows what a g that depends on z contributes.
     """
 
     card: ClassVar[Card] = replace(GPA.card, name="GPA, constant g", estimates_g=FROM_ROWS + ", one P(Y)")
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate one prevalence for all z."""
+        """Estimate one prevalence for all z; return the rule that predicts with it, and this estimate."""
         estimate = estimate_prevalence(self.log_ratio(X, Z).numpy(), model="constant")
         log_marginal = torch.tensor(np.log(np.clip(estimate.marginal, 1e-300, None)))
         return lambda rows, z: combine(self.log_ratio(rows, z), log_marginal), estimate.marginal
@@ -237,10 +246,11 @@ class GPAConstant(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAGuarded(GPA):
-    """GPA, guarded: like GPA, but the g of the training rows is used if a check of the assumption fails.
+    """GPA, guarded: GPA that predicts as trained if a check of the assumption fails at the new site.
 
-    The checks use no labels. For example, if P(x|y,z) is the same at every site, the distribution of f at the new site
-    is a mixture of its distributions among held-out rows of each class with the same z. One check tests this.
+    This is what `GPAClassifier.adapt` does by default. The checks use no labels of the new site. One of them tests, for
+    example, whether the distribution of f at the new site is a mixture of its distributions in the single classes of
+    the held-out rows with the same z. It is such a mixture if P(x|y,z) is the same at every site.
     """
 
     card: ClassVar[Card] = replace(
@@ -248,7 +258,10 @@ class GPAGuarded(GPA):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate g(z) and use it as far as rehearsal and checks allow; P(Y) is None if the outcome is as trained."""
+        """Estimate g(z), and use it as far as rehearsal and checks allow; return the rule, and the estimate of P(Y).
+
+        The estimate is None if the outcome is *as trained*.
+        """
         here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z, policy="auto")
         marginal = None if here.outcome == "as trained" else here.prevalence()
         return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), marginal
@@ -256,9 +269,10 @@ class GPAGuarded(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAOracle(GPA):
-    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)). A reference.
+    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)).
 
-    `adapt` needs the true g as `prevalence=`: a function from Z to P_b(y|z), (n, K).
+    It is a reference in comparisons, because the true g is not known at a real site. `adapt` needs it as `prevalence=`:
+    a function from Z to P_b(y|z), (n, K).
     """
 
     card: ClassVar[Card] = Card(
@@ -273,7 +287,7 @@ class GPAOracle(GPA):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Use the given g."""
+        """Return the rule that predicts with the given g, and None for the P(Y)."""
         if not callable(prevalence):
             raise ValueError(
                 "GPA, true g needs the true prevalence: give adapt a function prevalence(Z) -> P(y|z), (n, K)"

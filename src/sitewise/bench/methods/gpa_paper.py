@@ -30,14 +30,15 @@ class GPAPaper(GPA):
 
     Algorithm 3 (training): the g_e of each training site e is a network that is fitted to the site's (y, z) with
     knockout. f is trained with these g_e held fixed, and is calibrated by vector scaling on the validation rows.
-    Algorithm 1 (adaptation): g_b is a network that starts from random weights. Each round computes ŷ = Norm(g_b f) and
-    fits g_b to ŷ by LBFGS. There is no balance of f, no prior, no rehearsal, and no region of z where the source's g is
-    kept. `prevalence_dropout` is the dropout rate of g: zero for digits, 0.5 for the paper's ISIC and CXR networks.
+    Algorithm 1 (adaptation): g_b is a network that starts from random weights. Each round computes the probabilities
+    ŷ = Norm(f g_b) of the rows of the new site, and fits g_b to them by L-BFGS. The additions of this package are not
+    used: f is not balanced, there is no prior and no rehearsal, and the estimated g_b is used at all z.
+    `prevalence_dropout` (see `GPA`) is zero in the paper's networks for digits, and 0.5 in those for ISIC and CXR.
 
     The paper leaves some details open. This implementation fits g_e by 500 steps of Adam, with one row of uniform
-    labels added because a site may have one class only. The g_e of validation rows is cross-fitted. LBFGS uses a line
-    search and 20 iterations in each round. An M-step uses dropout with fixed masks, and ŷ is computed without dropout.
-    f(x,z) and f(x,z₀) are calibrated separately.
+    labels added because a site may have one class only. For a validation row, g_e is fitted without this row. L-BFGS
+    uses a line search and 20 iterations in each round. With dropout, the masks do not change within the fit of a round,
+    and ŷ is computed without dropout. f has two calibrations, one for rows with z and one for rows without z.
     """
 
     prevalence: str = "network"
@@ -56,7 +57,7 @@ class GPAPaper(GPA):
     )
 
     def trainer(self) -> Method:
-        """Return a `GPAPaper` with the same network, so that `GPAPaperStar` uses the same f."""
+        """Return a `GPAPaper` that trains the network of this method, so that `GPAPaperStar` uses the same f."""
         return self.with_network_of(GPAPaper)
 
     def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
@@ -65,7 +66,10 @@ class GPAPaper(GPA):
         return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
 
     def attach(self, trained: TrainedGPA) -> Self:
-        """Use a trained f and calibrate it on all validation rows, without excluding a region of z."""
+        """Use a trained f, calibrated on all validation rows; return this method, fitted.
+
+        Validation rows with a z at which a class never occurred in training are not left out of the calibration.
+        """
         super().attach(trained)
         if self.model_.unsupported_:
             self.model_ = copy.copy(self.model_)
@@ -85,9 +89,9 @@ class GPAPaper(GPA):
         return rule, np.asarray(estimate.marginal)
 
     def estimate(self, log_ratio: Tensor, Z: Any) -> PrevalenceEstimate:
-        """Estimate g by algorithm 1, or by algorithm 2 if there is no z.
+        """Return the estimate of g by the paper's algorithm 1, or by its algorithm 2 if there is no z.
 
-        Both start from a network with random weights; algorithm 2 uses only its output at z₀.
+        Both start from a network with random weights; algorithm 2 uses only the output of this network for missing z.
         """
         schema = self.model_.confounders_
         own: dict[str, Any] = {"model": "constant", "start": self._start()}
@@ -125,8 +129,9 @@ class GPAPaper(GPA):
 class GPAPaperStar(GPAPaper, GPAStar):
     """GPA* as published [nguyen2024adapting]: P_b(y|x) = Norm(f(x,z₀) g_b(z₀)), g_b(z₀) by T = 5 rounds of EM on x.
 
-    This is algorithm 2. Its M-step has a closed form: g_b(z₀) is the mean of ŷ. `hidden` is the same setting as in
-    `GPAStar`.
+    z₀ stands for missing z. This is the paper's algorithm 2. Its M-step has a closed form: g_b(z₀) becomes the mean
+    over rows of Norm(f(x,z₀) g_b(z₀)). `hidden` is the setting of `GPAStar`; if it hides only some variables of z,
+    algorithm 1 is used with the others.
     """
 
     card: ClassVar[Card] = replace(

@@ -40,21 +40,22 @@ class GroupShares:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GroupDRO(Method):
-    """GroupDRO [sagawa2019distributionally]: minimize Σ_j q_j R_j, with the update q_j ∝ q_j exp(η R_j) in each batch.
+    """GroupDRO [sagawa2019distributionally]: minimize Σ_j q_j R_j, where groups j with a large loss get a large weight.
 
-    R_j is the mean loss of group j, and q_j its weight. Groups are classes × cells of z (`groups="cells"`) or classes ×
-    sites ("sites"). Rows whose z is incomplete form one more cell. Assumes that a new site has the same groups with
-    other shares.
+    R_j is the mean NLL of the rows of group j, and q_j the weight of the group. In each batch, q_j is multiplied by
+    exp(η R_j), and the weights are scaled to sum to one. A group is a class in a cell of z (`groups="cells"`) or a
+    class at a site ("sites"). A cell is a combination of values of z; rows whose z is incomplete form one more cell.
+    Assumes that a new site has the same groups with other shares.
 
     Parameters
     ----------
     groups : str
-        "cells" for classes × cells of z, "sites" for classes × sites.
+        "cells": a group for each class in each cell of z. "sites": a group for each class at each site.
     step : float
         The step size η of the update of the weights.
     bins : int or None
-        The number of bins of a continuous variable, with equally many training rows. With None, a continuous variable
-        is an error if groups are cells.
+        The number of bins into which a continuous variable of z is cut, each with equally many training rows. With
+        None, a continuous variable is an error if `groups` is "cells".
     """
 
     groups: str = "cells"
@@ -79,7 +80,7 @@ class GroupDRO(Method):
         return refuse(self.card, n_sites, None if binned else confounders)
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Number the groups that occur, and start with equal weights."""
+        """Compute the group of each training row; all groups start with the same weight."""
         if self.groups == "sites":
             cell = training.site
         else:
@@ -89,7 +90,7 @@ class GroupDRO(Method):
         return Prepared({"group": group}, GroupShares(torch.full((n_groups,), 1 / n_groups)))
 
     def loss(self, module: nn.Module, batch: Batch, memory: GroupShares) -> Tensor:
-        """Update the weights with the groups' mean losses, and return the weighted sum of these losses."""
+        """Update the weights by the mean losses of the groups in the batch; return the weighted sum of these losses."""
         if memory.share.device != batch.x.device:
             memory.share = memory.share.to(batch.x.device)
         each = cross_entropy(module(batch.x, batch.z), batch.y, reduction="none")

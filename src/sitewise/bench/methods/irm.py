@@ -39,16 +39,17 @@ def mean_over_sites(logits: Tensor, batch: Batch, penalty: Tensor | float) -> Te
 class IRM(Method):
     """IRMv1 [arjovsky2019invariant]: minimize the mean over sites e of R_e + λ (dR_e(w·logits)/dw at w = 1)².
 
-    λ is 1 in the first part of training (`warm_up`), and `penalty` afterwards. The loss is divided by λ if λ > 1, so
-    that the step size stays the same. Needs at least two sites. Assumes that some features have the same P(y|features)
-    at all sites.
+    R_e is the NLL of the rows of site e, and R_e(w·logits) their NLL if all logits are multiplied by a number w. The
+    second term is the penalty. λ is 1 in the first part of training (`warm_up`), and `penalty` afterwards. If λ > 1,
+    the loss is divided by λ, so that gradients do not become larger. Needs at least two sites. Assumes that some
+    features have the same P(y|features) at all sites.
 
     Parameters
     ----------
     penalty : float
-        The factor λ of the penalty after the warm-up.
+        The factor λ of the penalty after the first part of training.
     warm_up : float
-        The share of training with λ = 1.
+        The first part of training, in which λ is 1, as a share of the epochs.
     """
 
     penalty: float = 100.0
@@ -56,7 +57,7 @@ class IRM(Method):
     card: ClassVar[Card] = Card(name="IRM", cite="arjovsky2019invariant", single_site=False)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Return risk plus λ times penalty, averaged over the sites in the batch and divided by λ if λ > 1."""
+        """Return the mean over the sites in the batch of the NLL plus λ times the penalty, divided by λ if λ > 1."""
         logits = module(batch.x, batch.z)
         strength = 1.0 + (self.penalty - 1.0) * (batch.progress >= self.warm_up)
         return mean_over_sites(logits, batch, strength) / strength.clamp_min(1.0)

@@ -56,12 +56,14 @@ class ClassWeights:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class IWDANN(DANN):
-    """IWDANN [tachet2020domain]: DANN with labeled rows weighted by w_y = P_b(y)/P_s(y), in R and for the critic.
+    """IWDANN [tachet2020domain]: DANN in which a labeled row has the weight w_y, an estimate of P_b(y)/P_s(y).
 
-    The critic separates the source (training rows of all sites) from the target (unlabeled rows of all sites). After
-    each epoch, w is updated with the solution of C w = μ, where C is the confusion matrix of the epoch and μ the mean
-    prediction of the target. Assumes that P(features|y) can be made equal in source and target. The published method is
-    for one source and one target. The unlabeled rows of the target are needed in training.
+    The weight is used in the NLL of y and in the loss of the critic. The critic separates the source (the training rows
+    of all sites) from the target (the unlabeled rows of all sites), which is needed in training. After each epoch, w is
+    replaced by the mean of w and the solution of C w = μ. C_ij is the share of source rows that are predicted as class
+    i and have class j (predictions are probabilities), and μ is the mean prediction of target rows, both in this epoch.
+    Assumes that P(features|y) can be made equal in source and target. The published method is for one source site and
+    one target site.
     """
 
     card: ClassVar[Card] = Card(
@@ -83,15 +85,15 @@ class IWDANN(DANN):
         return Prepared({}, ClassWeights(torch.ones(n, dtype=torch.float64)))
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Return the network with a critic that has two outputs, source and target."""
+        """Return the network with a critic that has two outputs, one for the source and one for the target."""
         return AdversarialNetwork(network, 2)
 
     def begin_epoch(self, memory: ClassWeights) -> None:
-        """Compute the class weights from the previous epoch."""
+        """Update the class weights w with the predictions of the previous epoch."""
         memory.update()
 
     def loss(self, module: nn.Module, batch: Batch, memory: ClassWeights) -> Tensor:
-        """Return the weighted NLL of y plus the critic's loss, with the same weights for labeled rows."""
+        """Return the NLL of y plus the loss of the critic; in both, labeled rows are weighted by w."""
         assert batch.unlabeled_site is not None
         memory.to(batch.x.device)
         scale = self.strength * reversal_schedule(batch.progress)

@@ -25,20 +25,21 @@ from sitewise.posterior import combine
 class LabelShift(OverERM, ABC):
     """Base class of methods that replace the P(y) of a trained ERM: P_b(y|x) = Norm(f(x) P_b(y)).
 
-    log f(x) = log P(y|x) - log P(y) is computed from the ERM and calibrated on held-out rows. A subclass estimates the
-    P_b(y) of the new site b; Norm scales to sum to one over y. Assumes that P(x|y) is the same at every site, which is
-    wrong if P(z|y) differs between sites.
+    log f(x) = log P(y|x) - log P(y), where P(y|x) is the prediction of the ERM and P(y) are the class shares of the
+    training rows. It is calibrated on held-out rows. Each subclass estimates P_b(y), the P(y) of the new site b, in its
+    way; Norm scales to sum to one over y. Assumes that P(x|y) is the same at every site. This is wrong if x depends on
+    z and P(z|y) differs between sites.
 
     Parameters
     ----------
     calibration : str
-        How log f is scaled: "vector", "bias_corrected", "temperature" or "none", as for `GPAClassifier`.
+        How log f is calibrated: "vector", "bias_corrected", "temperature" or "none", as for `GPAClassifier`.
     """
 
     calibration: str = "vector"
 
     def check(self, problems: Problems) -> None:
-        """Add the errors of the settings to `problems`."""
+        """Add a message to `problems` for each wrong setting."""
         super().check(problems)
         if self.calibration not in CALIBRATIONS:
             problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
@@ -57,18 +58,18 @@ class LabelShift(OverERM, ABC):
         self._held_y, self._held_weight = y, weight
 
     def log_ratio(self, X: Any, Z: Any) -> Tensor:
-        """Return calibrated log f = log(P(y|x) / P(y)), (n, K)."""
+        """Return the calibrated log f of each row, (n, K)."""
         return self._calibration.apply(self.outputs(X, Z) - self._log_shares)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate the site's P(y); return the rule that predicts with it, and the estimate."""
+        """Estimate the site's P(y) by `find_marginal`; return the rule that predicts with it, and the estimate."""
         marginal = self.find_marginal(self.log_ratio(X, Z))
         log_marginal = marginal.clamp_min(1e-12).log()
         return lambda rows, z: combine(self.log_ratio(rows, z), log_marginal), marginal.numpy()
 
     @abstractmethod
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Estimate P(y) of the site from calibrated log f of its rows, (K,)."""
+        """Return an estimate of the site's P(y), (K,), from the calibrated log f of its rows."""
 
     def _predictions(self, log_ratio: Tensor, soft: bool) -> tuple[Tensor, Tensor]:
         """Return predictions of the held-out rows and of the site's rows, both with the P(y) of the held-out rows.
@@ -81,31 +82,32 @@ class LabelShift(OverERM, ABC):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LabelShiftEM(LabelShift):
-    """Label-shift EM [saerens2002adjusting; calibrated: alexandari2020maximum]: the maximum-likelihood P_b(y).
+    """Label-shift EM [saerens2002adjusting; calibrated: alexandari2020maximum]: P_b(y) by maximum likelihood.
 
-    P_b(y) is the fixed point of π ← mean_n Norm(π P(y|x_n)/P(y)), solved until the optimality gap is small.
+    P_b(y) is the fixed point of P_b(y) ← mean_n Norm(P_b(y) f(x_n)), the mean over the site's rows n of the adapted
+    predictions. It is computed by a solver that stops when the optimality gap is small.
     """
 
     card: ClassVar[Card] = Card(name="EM", cite="saerens2002adjusting", estimates_g="indirectly, EM, one P(Y)")
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Estimate P(y) by maximum likelihood."""
+        """Return the maximum likelihood estimate of P(y), (K,)."""
         estimate = estimate_prevalence(log_ratio.numpy(), model="constant")
         return torch.tensor(np.asarray(estimate.marginal))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BBSE(LabelShift):
-    """BBSE [lipton2018detecting]: w = C⁻¹ μ, P_b(y) = w ∘ P_s(y).
+    """BBSE [lipton2018detecting]: P_b(y) = w_y P_v(y), where the class weights w are the solution of C w = μ.
 
-    C[i,j] = P_s(ŷ = i, y = j) is estimated from the held-out rows s, and μ is the mean prediction at the new site. ŷ is
-    the predicted class; if `soft`, the predicted probabilities take its place. w is relative to the class shares of the
-    held-out rows, not of the training rows.
+    C[i,j] = P_v(ŷ = i, y = j) is the joint distribution of predicted class ŷ and true class y in the held-out rows v,
+    and μ the distribution of ŷ at the new site. P_v(y) are the class shares of the held-out rows, not of the training
+    rows. Negative weights are set to zero, and P_b(y) is scaled to sum to one.
 
     Parameters
     ----------
     soft : bool
-        Whether predictions are probabilities instead of classes.
+        If true, C and μ are computed from predicted probabilities instead of predicted classes.
     """
 
     calibration: str = "none"
@@ -113,7 +115,7 @@ class BBSE(LabelShift):
     card: ClassVar[Card] = Card(name="BBSE", cite="lipton2018detecting", estimates_g="indirectly, confusion matrix")
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Solve the moment equations C w = μ."""
+        """Return the estimate of P(y), (K,), from the solution of C w = μ."""
         held, here = self._predictions(log_ratio, self.soft)
         weights = bbse(confusion(held, self._held_y, self._held_weight), here.mean(0))
         return prior_from_weights(weights, self._source)
@@ -121,14 +123,17 @@ class BBSE(LabelShift):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RLLS(LabelShift):
-    """RLLS [azizzadenesheli2018regularized]: BBSE with w = 1 + θ, and θ shrunk towards zero if held-out rows are few.
+    """RLLS [azizzadenesheli2018regularized]: BBSE with shrinkage of the class weights w towards one.
+
+    w = 1 + θ, and θ is fitted to the equations C w = μ of `BBSE` with a penalty on its size. The fewer held-out rows
+    there are, the larger the penalty is.
 
     Parameters
     ----------
     soft : bool
-        Whether predictions are probabilities instead of classes.
+        If true, C and μ are computed from predicted probabilities instead of predicted classes.
     alpha : float
-        The factor of the penalty of θ.
+        The factor of the penalty on θ.
     """
 
     calibration: str = "none"
@@ -139,7 +144,7 @@ class RLLS(LabelShift):
     )
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Solve the moment equations C w = μ with shrinkage."""
+        """Return the estimate of P(y), (K,), from the shrunk solution of C w = μ."""
         held, here = self._predictions(log_ratio, self.soft)
         matrix = confusion(held, self._held_y, self._held_weight)
         weights = rlls(matrix, here.mean(0), len(held), alpha=self.alpha)

@@ -45,23 +45,27 @@ def label_cost(y: Tensor, target_logits: Tensor) -> Tensor:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LAMDA(DANN):
-    """LAMDA [le2021lamda]: minimize R + λ min_γ Σ_ij γ_ij (‖h_i - h_j‖²/D + β ℓ(y_i, p_j)) + τ H, h the D features.
+    """LAMDA [le2021lamda]: minimize R + λ W + τ H, where W is the cost of transporting source rows to target rows.
 
-    R is the NLL of y. The plan γ transports the source rows i of a batch (all training sites together) to its target
-    rows j (all unlabeled sites together). Its cost has a term for the difference of features (data shift) and a term
-    ℓ = -log p_j(y_i) for source labels and target predictions (label shift). POT solves for γ exactly; the gradient
-    treats γ as constant. H is the mean entropy of target predictions. λ = `strength` · (2/(1 + e^(-10p)) - 1) after a
-    share p of training, β is `label_weight` and τ is `entropy_weight`. Assumes that the distribution of the features
-    can be made equal in source and target. The published method is for one source and one target. Of the paper, the
-    abstract and the published code were read. That code has a critic with K + 1 outputs instead of the transport, and
-    virtual adversarial training, which is left out here.
+    R is the NLL of y, and H the mean entropy of the predictions of target rows. Source rows are the rows of all
+    training sites, and target rows the unlabeled rows of all sites. W is the minimum over transport plans γ of
+    Σ_ij γ_ij (‖h_i - h_j‖²/D - β log P(y_i|x_j)). Here i is a source row and j a target row of the batch, γ_ij the
+    share of the total weight that is moved from i to j, y_i the label of i, P the network's prediction, and h the D
+    features. The first term of the cost is for a shift of the data, the second for a shift of the labels. The package
+    POT computes the exact minimum; the gradient of W treats γ as constant. λ is `strength` · (2/(1 + e^(-10p)) - 1)
+    after a share p of the training (`strength` as in `DANN`).
+
+    Assumes that the distribution of the features can be made equal in source and target. The published method is for
+    one source site and one target site. Only the abstract of the paper and the published code were read. In place of
+    the transport, that code has a critic with K + 1 outputs. It also has virtual adversarial training, which is left
+    out here.
 
     Parameters
     ----------
     label_weight : float
-        The factor β of the label cost.
+        The factor β of the second term of the transport cost.
     entropy_weight : float
-        The factor τ of the entropy of target predictions.
+        The factor τ of the entropy of the predictions of target rows.
     """
 
     label_weight: float = 1.0
@@ -83,14 +87,11 @@ class LAMDA(DANN):
         return super().refusal(n_sites, confounders, n_unlabeled)
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Return the network in a form that can return its features."""
+        """Return the network in a module that can also return its features."""
         return FeatureNetwork(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Return the NLL of y, plus the weighted transport cost and the weighted entropy of target predictions.
-
-        The weight of the transport cost increases during training.
-        """
+        """Return R + λ W + τ H of a batch; the factor λ of the transport cost increases during training."""
         logits, features = module(batch.all_x(), batch.all_z(), True)
         here = logits[batch.n :]
         cost = data_cost(features[: batch.n], features[batch.n :]) + self.label_weight * label_cost(batch.y, here)

@@ -51,18 +51,20 @@ def agree(log_proba: Tensor, neighbours: Tensor) -> Tensor:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LAME(OverERM):
-    """LAME [boudiaf2022parameter]: minimize Σ_i KL(z_i ‖ q_i) - Σ_i Σ_(j near i) z_i·z_j over assignments z_i.
+    """LAME [boudiaf2022parameter]: minimize Σ_i KL(p_i ‖ q_i) - Σ_i Σ_(j near i) p_i·p_j over the predictions p_i.
 
-    q_i is the network's P(y|x_i). Row j is near i if it is one of the `neighbours` nearest rows to i, by the distance
-    of the network's features scaled to length one. The paper minimizes an upper bound in each round; the minimizer has
-    a closed form (function `agree`). The rows that `adapt` gets are one batch. A later row is assigned by its nearest
-    neighbours in this batch, whose assignments do not change. LAME represents test-time adaptation in the comparison:
-    it looks for clusters of features, and does not estimate P(y).
+    i are the rows that `adapt` gets. q_i are the probabilities that the network predicts for row i, and p_i those that
+    LAME predicts. Row j is near i if it is one of the `neighbours` rows with the smallest distance to i; the distance
+    is that of the network's features, scaled to length one. As in the paper, each round minimizes an upper bound of the
+    objective: p_i ← Norm(q_i exp(Σ_(j near i) p_j)). A row that is predicted later gets its prediction by the same
+    formula, from the rows near it among those that `adapt` got; the predictions of these do not change. `TENT` and LAME
+    represent test-time adaptation in the comparison. LAME makes rows with similar features agree, and does not estimate
+    P(y).
 
     Parameters
     ----------
     neighbours : int
-        The number of nearest rows that count as near.
+        The number of nearest rows that count as near a row.
     """
 
     neighbours: int = 5
@@ -71,7 +73,7 @@ class LAME(OverERM):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Assign the site's rows; return the rule that adds the assignments of the nearest of them to log P(y|x)."""
+        """Predict the rows of the site; return the rule for later rows, and None, as P(Y) is not estimated."""
         features, assigned = self.directions(X, Z), self.own_log_proba(self.log_proba, X, Z, y).exp()
 
         def rule(rows: Any, z: Any) -> Tensor:
@@ -81,14 +83,14 @@ class LAME(OverERM):
         return rule, None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """Return the log assignments of the site's rows, (n, K)."""
+        """Return the log of LAME's predictions for the rows of the site, (n, K)."""
         features = self.directions(X, Z)
         near = nearest(features, features, self.neighbours, same=True, device=self.place)
         return agree(self.log_proba(X, Z), near)
 
     @property
     def place(self) -> str:
-        """The device on which distances are computed."""
+        """The device on which distances between rows are computed."""
         return str(scoring_device(self.device))
 
     def directions(self, X: Any, Z: Any) -> Tensor:

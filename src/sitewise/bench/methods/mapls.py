@@ -43,24 +43,24 @@ def data_share(estimate: Tensor, source: Tensor) -> float:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MAPLS(LabelShift):
-    """MAPLS [ye2024mapls]: π ← λ mean_n Norm(π P(y|x_n)/P(y)) + (1 - λ)/K, the MAP estimate with a Dirichlet prior.
+    """MAPLS [ye2024mapls]: P_b(y) is a maximum a posteriori (MAP) estimate with a Dirichlet prior around equal shares.
 
-    π is P(y) of the new site, and P(y) that of the source. λ (`share`) is high if the maximum likelihood estimate of π
-    is far from equal shares, and low if it is near them. π is updated until the optimality gap is small. The prior has
-    the effect of N(1-λ)/λ rows with uniform labels in addition to the N rows. The paper itself was not read: rule and
-    constants of λ are those of its published code.
+    P_b(y) is the fixed point of P_b(y) ← λ mean_n Norm(P_b(y) f(x_n)) + (1 - λ)/K, where n are the N rows of the site.
+    The prior has the effect of N(1-λ)/λ rows with uniform labels in addition to these rows. λ (`share`) is high if the
+    maximum likelihood estimate of P_b(y) is far from equal shares, and low if it is near them. The rule for λ and its
+    constants are those of the published code; the paper itself was not read.
 
     Parameters
     ----------
     share : float, optional
-        The factor λ. None: it is computed from the rows.
+        The factor λ, between 0 and 1. None: it is computed from the rows of the site.
     """
 
     share: float | None = None
     card: ClassVar[Card] = Card(name="MAPLS", cite="ye2024mapls", estimates_g="indirectly, MAP EM, one P(Y)")
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Return the MAP estimate of P(y); compute λ from the maximum likelihood estimate if `share` is None."""
+        """Return the MAP estimate of P(y), (K,); if `share` is None, λ is computed first."""
         share = self.share
         if share is None:
             likeliest = estimate_prevalence(log_ratio.numpy(), model="constant").marginal

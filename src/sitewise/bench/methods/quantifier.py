@@ -89,9 +89,10 @@ def _against(posteriors: Array, k: int) -> Array:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Quantifier(LabelShift):
-    """A quantifier of QuaPy [moreo2021quapy]: it estimates P_b(y) from predicted probabilities; then Norm(f P_b(y)).
+    """A quantifier of QuaPy [moreo2021quapy] estimates P_b(y), and P_b(y|x) = Norm(f(x) P_b(y)).
 
-    The quantifier is fitted to the predicted probabilities of the held-out rows, and applied to those of the new site.
+    A quantifier is an estimator of class shares from predicted probabilities. It is fitted to the predicted
+    probabilities and labels of the held-out rows, and applied to the predicted probabilities of the new site's rows.
     EDy needs the package quadprog.
 
     Parameters
@@ -111,7 +112,7 @@ class Quantifier(LabelShift):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why this method cannot be used: a missing package, or the refusal of its ERM."""
+        """Return the reason why this method cannot be used, for example a missing package; None if it can."""
         needed = ("quapy", "quadprog") if self.quantifier in ENERGY else ("quapy",)
         lacking = [name for name in needed if find_spec(name) is None]
         if lacking:
@@ -119,14 +120,17 @@ class Quantifier(LabelShift):
         return super().refusal(n_sites, confounders, n_unlabeled)
 
     def settle(self, trained: Trained) -> None:
-        """Keep the held-out predictions; raise ValueError if QuaPy lacks the quantifier or row weights differ."""
+        """Calibrate log f, and keep the predictions of the held-out rows.
+
+        A ValueError is raised if QuaPy does not have the quantifier, or if the held-out rows have different weights.
+        """
         find_quantifier(self.quantifier)
         super().settle(trained)
         if not bool((self._held_weight == self._held_weight[0]).all()):
             raise ValueError(NO_WEIGHTS)
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Estimate P(y) by the quantifier."""
+        """Return the quantifier's estimate of P(y), (K,)."""
         held, here = (part.clamp_min(LEAST).numpy() for part in self._predictions(log_ratio, soft=True))
         options = dict(self.options)
         if "random_state" in signature(find_quantifier(self.quantifier)).parameters:

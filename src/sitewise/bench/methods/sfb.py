@@ -78,20 +78,22 @@ def pseudo_given_true(probability: Tensor) -> Tensor:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SFB(Method):
-    """SFB [eastwood2023spuriosity]: stable features x_S predict at all sites, unstable ones x_U after a fit at a site.
+    """SFB [eastwood2023spuriosity]: stable features x_S predict at all sites; unstable ones x_U are fitted at a site.
 
-    The training loss is a sum of three terms: (1) the mean over sites of the stable head's risk R plus λ times its IRM
-    penalty, (2) the risk of the sum of both heads' logits, and (3) κ times the mean squared covariance of stable logits
-    and unstable features given y. λ is `stability` and κ is `independence`; the sum is divided by λ if λ > 1. At a new
-    site, a logistic regression P(ŷ|x_U) is fitted to the stable head's predictions ŷ. M[k,j] = P(ŷ=j|y=k) is estimated
-    from the stable head's probabilities. P(y|x_U) is the solution of P(ŷ|x_U) = Mᵀ P(y|x_U), and the prediction is
-    P(y|x) ∝ P(y|x_S) P(y|x_U) / P(y). Assumes that P(y|x_S) is the same everywhere and that x_S and x_U are independent
-    given y. With one training site there is no IRM penalty.
+    The network has a stable head, which predicts P(y|x_S), and an unstable head, whose features are x_U. The training
+    loss is the sum of three terms: (1) the NLL of the stable head plus λ times its penalty as in `IRM`, averaged over
+    sites; (2) the NLL of predictions by the sum of both heads' logits; (3) κ times the mean squared covariance of the
+    stable logits and x_U given y. If λ > 1, the loss is divided by λ. With one training site there is no penalty.
+
+    At a new site, let ŷ be the class that the stable head predicts. A logistic regression P(ŷ|x_U) is fitted to the
+    rows of the site. The confusion M[k,j] = P(ŷ=j|y=k) and P(y) are estimated from the stable head's probabilities.
+    P(y|x_U) is the solution of P(ŷ|x_U) = Mᵀ P(y|x_U), and the prediction is P(y|x) ∝ P(y|x_S) P(y|x_U) / P(y). Assumes
+    that P(y|x_S) is the same at every site, and that x_S and x_U are independent given y.
 
     Parameters
     ----------
     stability : float
-        The factor λ of the IRM penalty.
+        The factor λ of the penalty of the stable head.
     independence : float
         The factor κ of the squared covariance of stable logits and unstable features given y.
     """
@@ -103,11 +105,11 @@ class SFB(Method):
     )
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Return the network with both heads."""
+        """Return the network with its two heads, the stable and the unstable one."""
         return TwoHeads(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Return the sum of the three terms, divided by λ if λ > 1."""
+        """Return the sum of the three terms of the training loss (see the class), divided by λ if λ > 1."""
         stable, unstable, features = self._parts(module(batch.x, batch.z))
         invariant = mean_over_sites(stable, batch, self.stability if batch.n_sites > 1 else 0.0)
         joint = weighted_nll(stable + unstable, batch.y, batch.weight)
@@ -132,7 +134,10 @@ class SFB(Method):
         return torch.log_softmax(self._calibration.apply(self._parts(self.outputs(X))[0]), dim=1)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Fit a model of the unstable features to pseudo-labels; the rule corrects it for their errors."""
+        """Fit P(ŷ|x_U) to the rows of the site; return the rule that predicts P(y|x), and the estimate of P(Y).
+
+        If the stable head predicts the same class for all rows, the rule predicts as trained.
+        """
         log_stable = self.log_proba(X, None)
         probability = log_stable.exp()
         pseudo = probability.argmax(1).numpy()

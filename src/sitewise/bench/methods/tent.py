@@ -95,16 +95,16 @@ def sharpen(module: nn.Module, X: Inputs, z: Tensor, *, rate: float, passes: int
 class TENT(OverERM):
     """TENT [wang2021tent]: minimize the mean entropy of P(y|x) at the new site over the network's affine parameters.
 
-    These parameters are the scale and shift of every batch normalization layer. The mean and variance of these layers
-    are replaced by those of the site. A network without batch normalization (for digits and for tables) gets a scale
-    and a shift for each input of its last layer. The optimizer uses batches of 200 rows of the site. The adapted
-    network then predicts each row independently. TENT represents test-time adaptation in the comparison. If P(y)
-    differs between sites, predictions of low entropy can be wrong.
+    The affine parameters are the scale and shift of every batch normalization layer. The running mean and variance of
+    these layers are replaced by those of the site. A network without batch normalization (for digits and for tables)
+    gets a scale and a shift for each input of its last layer. The optimizer uses batches of 200 rows of the site. The
+    adapted network then predicts each row independently. TENT and `LAME` represent test-time adaptation in the
+    comparison. If P(y) differs between sites, predictions of low entropy can be wrong.
 
     Parameters
     ----------
     rate : float
-        The learning rate.
+        The learning rate of the adaptation.
     passes : int
         The number of passes over the site's rows.
     """
@@ -114,7 +114,7 @@ class TENT(OverERM):
     card: ClassVar[Card] = Card(name="TENT", cite="wang2021tent", note="changes the network at the new site")
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Adapt a copy of the network; there is no estimate of P(Y)."""
+        """Adapt a copy of the network; return the rule that predicts with it, and None, as P(Y) is not estimated."""
         module = copy.deepcopy(self.trained_.scorer.module).float()
         norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         device = self.trained_.scorer.device

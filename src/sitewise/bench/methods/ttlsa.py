@@ -48,19 +48,20 @@ class Pairs:
 class TTLSA(Method):
     """TTLSA [sun2023beyond]: P(y|x) = Σ_z P(y,z|x), where P(y,z|x) is r(x)_(y,z) p(y,z), scaled to sum to one.
 
-    p(y,z) is the distribution of pairs at the site. The network's outputs log r(x) are trained by the NLL of
-    softmax(log r(x) + log p(y,z)) with the p of each row's training site. Then they are calibrated by a bias-corrected
-    temperature. At a new site, p is the maximum a posteriori estimate from unlabeled x, with a symmetric Dirichlet
-    prior of `concentration`. Assumes that P(x|y,z) is the same at every site. The published method has one training
-    site; with the p of each row's own site it has several. z may have any number of levels; a continuous variable is
-    cut into `bins`.
+    p(y,z) is the distribution of the pairs (y, z) at the site, and r(x)_(y,z) is P(x|y,z) up to a factor that depends
+    on x only. The network has one output for each pair, log r(x)_(y,z). It is trained by the NLL of
+    softmax(log r(x) + log p(y,z)), with the p of the training site of each row. Its outputs are then calibrated on
+    held-out rows, by one slope and a bias for each pair (only the slope if a pair has few held-out rows). At a new
+    site, p is the maximum a posteriori estimate from unlabeled x, with a symmetric Dirichlet prior. Assumes that
+    P(x|y,z) is the same at every site. The published method is for one training site. Here there may be several,
+    because each row is trained with the p of its site.
 
     Parameters
     ----------
     concentration : float
-        The concentration of the Dirichlet prior.
+        The concentration of the Dirichlet prior, at least 1.
     bins : int or None
-        The number of bins of a continuous variable; with None, a continuous variable is an error.
+        The number of bins into which a continuous variable of z is cut; with None, a continuous variable is an error.
     """
 
     concentration: float = 2.0
@@ -76,7 +77,11 @@ class TTLSA(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why TTLSA cannot be used: no z, continuous z without `bins`, or a wrong `concentration`."""
+        """Return the reason why TTLSA cannot be used; None if it can.
+
+        It cannot be used if there is no z, if z has a continuous variable and `bins` is None, or if `concentration` is
+        below 1.
+        """
         if confounders is None:
             return "TTLSA models the pair (y, z) and needs confounders in training: give sample_confounder"
         if self.concentration < 1:
@@ -99,16 +104,19 @@ class TTLSA(Method):
         return Prepared({"log_prior": log_prior.float()[sites], "possible": possible}, memory)
 
     def n_outputs(self, n_classes: int, prepared: Prepared) -> int:
-        """Return the number of pairs: the network has one output for each."""
+        """Return the number of pairs (y, z): the network has one output for each."""
         return n_classes * len(prepared.memory.cells)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Pairs) -> Tensor:
-        """Return the NLL of the pairs, given their shares at the site of each row."""
+        """Return the NLL of the pairs (y, z) of the batch; p is the share of each pair at the site of the row."""
         losses = pair_nll(module(batch.x, batch.z), batch.columns["log_prior"], batch.columns["possible"])
         return (batch.weight * losses).sum() / batch.weight.sum()
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Pairs) -> Tensor:
-        """Return the NLL of the pairs, given their shares among the other held-out rows of the site."""
+        """Return the NLL of the pairs (y, z) of the held-out rows.
+
+        The p of a row is the share of each pair among the other held-out rows of its site.
+        """
         log_prior = memory.held_log_prior.to(outputs)
         losses = pair_nll(outputs, log_prior, memory.held_possible.to(outputs.device))
         return (rows.weight * losses).sum() / rows.weight.sum()
@@ -119,12 +127,12 @@ class TTLSA(Method):
         self._calibration = _calibrate(trained.held_out_outputs, pairs, trained.held_out.weight.double())
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """Return log P(y|x) as trained, (n, K), for a uniform distribution of the pairs."""
+        """Return log P(y|x) as trained, (n, K): with a p(y,z) that is the same for all pairs."""
         log_pairs = torch.log_softmax(self._calibration.apply(self.outputs(X)), dim=1)
         return sum_out_z(log_pairs, len(self.classes_))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate the site's p(y,z) from x alone; the rule sums over z."""
+        """Estimate the site's p(y,z) from x alone; return the rule that predicts with it, and the estimate of P(Y)."""
         log_ratio = self._calibration.apply(self.outputs(X))
         n_pairs = log_ratio.shape[1]
         strength = (self.concentration - 1) * n_pairs

@@ -53,16 +53,17 @@ class ShardMaps:
 class PackedImages:
     """Images of a pack, indexed like an array (n, C, H, W) and read from the disk when they are needed.
 
-    Open a pack with `PackedImages.open`; `sitewise data pack` makes one.
+    A pack is a folder with images of one size, decoded and stored in a few large arrays (shards). `sitewise data pack`
+    makes a pack, and `PackedImages.open` opens it.
 
     Parameters
     ----------
     folder : Path
         The folder of the pack.
     index : PackIndex
-        The pack's index.
+        The size, channels and number of the pack's images, and how they are divided into shards.
     records : tuple of ShardRecord
-        The record of each shard.
+        The checksum of each shard, and the files that its images were read from.
     rows : array of int
         The positions of these images in the pack.
     shards : ShardMaps
@@ -90,7 +91,7 @@ class PackedImages:
         folder : path
             The folder of the pack.
         verify : bool
-            Compare every shard with its checksum. This reads all shards.
+            Whether to compare every shard with its checksum, which reads all shards.
 
         Returns
         -------
@@ -132,7 +133,7 @@ class PackedImages:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of a pixel."""
+        """The data type of the pixels: uint8."""
         return np.dtype(np.uint8)
 
     @cached_property
@@ -177,7 +178,7 @@ class PackedImages:
         Returns
         -------
         PackedImages
-            One image for each id, in this order.
+            One image for each id, in the order of `ids`.
         """
         wanted = pd.Index(list(ids), dtype=object)
         rows = pd.Index(self.ids).get_indexer(wanted)
@@ -188,20 +189,22 @@ class PackedImages:
         return self.take(rows)
 
     def changed(self, manifest: Manifest, *, by_hash: bool = False) -> list[Change]:
-        """Find the rows of a manifest whose files have changed since they were packed.
+        """Find the rows of a manifest whose image files are not as they were packed.
 
         Parameters
         ----------
         manifest : Manifest
             The manifest to compare with.
         by_hash : bool
-            Compare the content of the files, which reads all files. Otherwise, their size and modification time are
-            compared. Set `by_hash=True` if the files were copied after packing.
+            Whether to compare the content of the files, which reads all files. If false, only their size and
+            modification time are compared. Use true if the files were copied after packing, because copies may have
+            another modification time.
 
         Returns
         -------
         list of Change
-            The rows whose file differs, with the kind of difference.
+            The id and path of each row that differs, and the kind of difference (`what`): "missing", "size", "time",
+            "content" or "not packed".
         """
         packed = {source.id: source for record in self.records for source in record.sources}
         ids = manifest.table["id"].astype(str)
@@ -216,7 +219,9 @@ class PackedImages:
             ]
 
     def digest(self) -> str:
-        """Return a hash of these images and their order. It uses the checksums of the shards; no pixels are read.
+        """Return a hash of these images and their order.
+
+        It is computed from the checksums of the shards; no pixels are read.
 
         Returns
         -------

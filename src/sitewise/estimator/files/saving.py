@@ -100,8 +100,8 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
 
     The folder is written completely or not at all. An earlier saved model at the same path is replaced; any other
     existing file or folder raises an error. The steps of a pipeline before the last one and the classifier of a
-    `PrevalenceAdjuster` are written by skops, everything else as JSON and safetensors. A torch module of your own is
-    not saved, except for the trained weights of a backbone.
+    `PrevalenceAdjuster` are written by skops, everything else as JSON and safetensors. The code of a torch module of
+    your own is not saved. If it is a backbone, its trained weights are saved.
 
     Parameters
     ----------
@@ -140,8 +140,9 @@ def load(
         The fitted classifier of a `PrevalenceAdjuster`. It is required if the classifier is not in the folder (a torch
         module, or a classifier that skops could not write). Otherwise it replaces the saved classifier.
     trusted : sequence of str
-        Names of types in the folder that are not among the allowed types of scikit-learn, and that you trust. Other
-        unknown types raise an error.
+        Only for a folder with parts that skops wrote (a classifier, or steps of a pipeline): the names of types that
+        may be loaded in addition to the allowed types of scikit-learn. Name only types that you trust. A type in the
+        folder that is neither allowed nor named raises an error.
 
     Returns
     -------

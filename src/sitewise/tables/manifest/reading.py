@@ -41,29 +41,30 @@ def read_manifest(
     file : path
         The table.
     root : path, optional
-        The folder to which image paths are relative; every image must be inside it. By default, the folder of the
-        table.
+        The folder to which image paths are relative; every image must be inside it. By default, the folder that
+        contains `file`.
     image : str
-        The column of image paths.
+        The column with the path of each image.
     site : str
-        The column of the site.
+        The column with the site of each image.
     target : str or None
-        The column of the label; None for a site without labels.
+        The column with the labels; None for a site without labels.
     confounders : sequence of str
         The columns of z.
     group : str, optional
-        The column of groups. None: the column "group" if there is one, otherwise each row is its own group.
+        The column with the group of each image, for example the patient. None: the column "group" if there is one,
+        otherwise each row is its own group.
     id : str, optional
-        The column that identifies a row. None: the column "id" if there is one, otherwise the path.
+        The column with an identifier of each row. None: the column "id" if there is one, otherwise the path.
     classes : sequence
         The labels, if they are not 0 and 1.
     categorical : sequence of str
-        Confounders whose numbers are categories.
+        Confounders that hold numbers but are read as categories.
 
     Returns
     -------
     Manifest
-        The checked table.
+        The checked table; its columns have the names that are listed at `Manifest`.
 
     Examples
     --------

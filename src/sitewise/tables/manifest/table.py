@@ -30,11 +30,11 @@ class Manifest:
     table : DataFrame
         A row for each image.
     root : Path
-        The folder that paths start from.
+        The folder to which the paths are relative.
     confounders : tuple of str
         The columns of z.
     classes : tuple
-        The values of `y`.
+        The labels that `y` may have.
 
     Examples
     --------
@@ -57,12 +57,12 @@ class Manifest:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The names of the sites, in order."""
+        """The names of the sites, sorted."""
         return tuple(sorted(self.table["site"].astype(str).unique()))
 
     @property
     def labeled(self) -> bool:
-        """Whether the rows have a target."""
+        """Whether the images have labels: whether the table has the column `y`."""
         return "y" in self.table
 
     @property
@@ -76,12 +76,12 @@ class Manifest:
         Parameters
         ----------
         rows : array-like
-            A mask, or positions.
+            A boolean mask with one entry for each row, or the positions of the rows.
 
         Returns
         -------
         Manifest
-            These rows.
+            A manifest with these rows only.
         """
         chosen = np.asarray(rows)
         if chosen.dtype == bool and len(chosen) != len(self):
@@ -100,7 +100,7 @@ class Manifest:
         Returns
         -------
         Manifest
-            The rows of these sites.
+            A manifest with the rows of these sites only.
         """
         problems = Problems("manifest")
         check_sites(sites, self, problems)
@@ -122,8 +122,9 @@ class Manifest:
         Returns
         -------
         DataFrame
-            A row for each site: the number of samples, the number of groups, the prevalence (of the second of two
-            classes, or of each of several), and the share of missing values of each confounder.
+            A row for each site: the number of images (`samples`), the number of groups if groups are known, the
+            prevalence if there are labels (with two classes that of the second class, otherwise that of every class),
+            and the share of missing values of each confounder.
         """
         table = self.table.reset_index(drop=True).astype({"site": str})
         by_site = table.groupby("site", sort=True)
