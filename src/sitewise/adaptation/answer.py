@@ -320,7 +320,7 @@ class PrevalenceEstimate:
         return self._evidence.in_memory and self._fit.refit is not None
 
     def predict_proba(self, log_ratio: Any, Z: Any = None) -> Any:
-        """Compute P(y|x,z) of rows: by equation 3, averaged over the posterior if the estimate is one.
+        """Compute P(y|x,z) of rows by equation 3. If the estimate is a posterior, the result is averaged over it.
 
         Parameters
         ----------

@@ -518,7 +518,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return other
 
     def shift_by_column(self, columns: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Test for each column, without labels, whether P(y|z) depends on it differently than at the training sites.
+        """Test for each column, without labels, whether the shift of P(y|z) from training varies along it.
 
         Parameters
         ----------
@@ -530,8 +530,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         -------
         DataFrame
             The results of a score test for each tested column, a row each, the smallest p-value first: `statistic`,
-            `freedom` (degrees of freedom) and `p_value`. The null hypothesis is that P(y|z) depends on the tested
-            column as at the training sites; the overall level of P(y|z) may differ.
+            `freedom` (degrees of freedom) and `p_value`. The null hypothesis is that the log-odds of y given z differ
+            from those of training by the same amount at all values of the tested column.
         """
         return shift_by_column(self, columns)
 

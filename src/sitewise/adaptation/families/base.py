@@ -138,7 +138,8 @@ class Family(ABC):
         Returns
         -------
         Fit
-            The estimated g with its likelihood, gap and trace.
+            The estimated g, its log-likelihood, how far it is from the optimum (`gap`), and the log-likelihood of each
+            iteration (`trace`).
         """
         return fit_by_em(self, request)
 

@@ -1,4 +1,4 @@
-"""Two sets of small real images, 64 x 64: skin lesions (isic64) and chest X-rays (cxr64), and the roles of their sites.
+"""Two sets of small real images, 64 x 64: skin lesions (isic64) and chest X-rays (cxr64), each at several sites.
 
 A set is a folder with two files. NAME.npz has all JPEG files in one array (`jpeg`) and the position in it at which each
 file starts (`offsets`). NAME_meta.csv.gz has a row for each image. An image is decoded on first use and kept in memory.

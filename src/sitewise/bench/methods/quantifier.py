@@ -122,7 +122,7 @@ class Quantifier(LabelShift):
     def settle(self, trained: Trained) -> None:
         """Calibrate log f, and keep the predictions of the held-out rows.
 
-        A ValueError is raised if QuaPy does not have the quantifier, or if the held-out rows have different weights.
+        A ValueError is raised if QuaPy has no such quantifier, or if the weights of the held-out rows are not equal.
         """
         find_quantifier(self.quantifier)
         super().settle(trained)

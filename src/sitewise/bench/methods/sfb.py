@@ -78,7 +78,9 @@ def pseudo_given_true(probability: Tensor) -> Tensor:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SFB(Method):
-    """SFB [eastwood2023spuriosity]: stable features x_S predict at all sites; unstable ones x_U are fitted at a site.
+    """SFB [eastwood2023spuriosity]: a predictor from stable features x_S, and one from unstable features x_U by site.
+
+    The first is the same at all sites; the second is fitted to the unlabeled rows of each new site.
 
     The network has a stable head, which predicts P(y|x_S), and an unstable head, whose features are x_U. The training
     loss is the sum of three terms: (1) the NLL of the stable head plus λ times its penalty as in `IRM`, averaged over

@@ -89,7 +89,7 @@ class TTLSA(Method):
         return refuse(self.card, n_sites, None if self.bins else confounders)
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Number the pairs (y, z), and compute log p_e(y,z) of each site and the possible pairs of each row.
+        """Number the pairs (y, z); compute log p(y,z) of each training site, and for each row which pairs are possible.
 
         A pair is possible for a row if it agrees with the row's label and its known parts of z.
         """
