@@ -59,8 +59,8 @@ class SimulatedFamily:
     signal : float
         Strength of f: the distance between two classes' means of the first K features of x, in standard deviations.
     coupling : float
-        How far a confounder shifts the feature of x that belongs to it (see Notes), in standard deviations. Its
-        smallest value shifts the feature by -`coupling`, and its largest value by +`coupling`.
+        How far a confounder shifts the feature of x that belongs to it (see Notes), in standard deviations: by
+        -`coupling` at the smallest value of the confounder, and by +`coupling` at the largest.
     effect : float
         Strength of the dependence of P(y|z) on z: a factor on the log-odds that z adds to each class.
     seed : int
@@ -70,8 +70,8 @@ class SimulatedFamily:
     Notes
     -----
     x has K features that depend on y only, followed by one feature for each confounder. The feature of a confounder
-    depends on this confounder and on y. If a confounder is missing in a row, the true log f of the row is that of the
-    other features.
+    depends on this confounder and on y. If a confounder is missing in a row, the true log f of the row is computed
+    without the feature of this confounder.
 
     Examples
     --------

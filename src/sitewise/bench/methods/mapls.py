@@ -43,12 +43,12 @@ def data_share(estimate: Tensor, source: Tensor) -> float:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MAPLS(LabelShift):
-    """MAPLS [ye2024mapls]: P_b(y) is a maximum a posteriori (MAP) estimate with a Dirichlet prior around equal shares.
+    """MAPLS [ye2024mapls]: maximum a posteriori (MAP) estimate of P(y) with a Dirichlet prior around equal shares.
 
-    P_b(y) is the fixed point of P_b(y) ← λ mean_n Norm(P_b(y) f(x_n)) + (1 - λ)/K, where n are the N rows of the site.
-    The prior has the effect of N(1-λ)/λ rows with uniform labels in addition to these rows. λ (`share`) is high if the
-    maximum likelihood estimate of P_b(y) is far from equal shares, and low if it is near them. The rule for λ and its
-    constants are those of the published code; the paper itself was not read.
+    P_b(y), the P(y) of the new site, is the fixed point of P_b(y) ← λ mean_n Norm(P_b(y) f(x_n)) + (1 - λ)/K, where n
+    are the N rows of the site. The prior has the effect of N(1-λ)/λ rows with uniform labels in addition to these rows.
+    λ (`share`) is high if the maximum likelihood estimate of P_b(y) is far from equal shares, and low if it is near
+    them. The rule for λ and its constants are those of the published code; the paper itself was not read.
 
     Parameters
     ----------
