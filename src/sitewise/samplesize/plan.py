@@ -180,7 +180,7 @@ def plan_sample_size(
     kl : float, optional
         The wanted Kullback-Leibler divergence KL(g || estimate of g), averaged over z.
     f1_loss : float, optional
-        The accepted loss of F1: the expected F1 of decisions with the true g, minus that of decisions with the estimate.
+        The accepted loss of F1: expected F1 of decisions with the true g, minus that of decisions with the estimate.
         With two classes it is the F1 of class 1, otherwise macro F1.
     prevalence : float or array-like of shape (K,), optional
         The assumed P(y) at the new site: K numbers, or P(y=1) for two classes. By default, it is that of the labeled
