@@ -93,7 +93,7 @@ def family_checks(path):
 
 
 def files_of(call):
-    """Return the number of files of the package whose functions run in a call, and the value of the call."""
+    """Return the files of the package whose functions run in a call, and the value of the call."""
     files = set()
 
     def note(frame, event, _):
@@ -106,11 +106,14 @@ def files_of(call):
         value = call()
     finally:
         sys.setprofile(None)
-    return len(files), value
+    return files, value
 
 
 def walks():
-    """Return the numbers of files for calls of a network model and of an adjuster of a classifier."""
+    """Return the numbers of files for calls of a network model and of an adjuster of a classifier.
+
+    "the whole walk" counts the different files of `fit`, `adapt`, `predict_proba`, `diagnose` and `report`.
+    """
     family = sw.SimulatedFamily(seed=1)
     north, south, new = (family.site(300, prevalence=[1 - p, p], seed=s) for p, s in ((0.5, 1), (0.3, 2), (0.1, 3)))
     X, y = np.concatenate([north.X, south.X]), np.concatenate([north.y, south.y])
@@ -124,11 +127,12 @@ def walks():
     calls["diagnose"], _ = files_of(here.diagnose)
     with TemporaryDirectory() as folder:
         calls["report"], _ = files_of(lambda: here.report(Path(folder) / "site.html"))
+    calls["the whole walk"] = set().union(*calls.values())
     calls["estimate_prevalence"], _ = files_of(lambda: sw.estimate_prevalence(log_ratio, Z_new))
     adjuster = sw.PrevalenceAdjuster(LogisticRegression().fit(X, y), random_state=0)
-    adjuster_fit, _ = files_of(lambda: adjuster.fit(X, y, sample_domain=site, sample_confounder=Z))
-    adjuster_adapt, _ = files_of(lambda: adjuster.adapt(X_new, sample_confounder=Z_new))
-    return {**calls, "fit of the adjuster": adjuster_fit, "adapt of the adjuster": adjuster_adapt}
+    calls["fit of the adjuster"], _ = files_of(lambda: adjuster.fit(X, y, sample_domain=site, sample_confounder=Z))
+    calls["adapt of the adjuster"], _ = files_of(lambda: adjuster.adapt(X_new, sample_confounder=Z_new))
+    return {call: len(files) for call, files in calls.items()}
 
 
 def count():

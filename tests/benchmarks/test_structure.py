@@ -320,6 +320,10 @@ def test_the_page_has_the_files_of_each_call(structure):
         walks = structure.walks()
     calls = ("fit", "adapt", "diagnose", "report", "estimate_prevalence")
     said = {call: figures_now(f"files of `{call}`") for call in calls}
+    checked = "files of `predict_proba`, the first time, with the checks that decide whether rows are trusted"
+    said["predict_proba"] = figures_now(checked)
+    walk = "different files of the whole walk: `fit`, `adapt`, `predict_proba`, `diagnose` and `report`"
+    said["the whole walk"] = figures_now(walk)
     assert said == {call: [pytest.approx(walks[call], rel=STALE)] for call in said}
     adjuster = [walks["fit of the adjuster"], walks["adapt of the adjuster"]]
     assert figures_now("files of `fit` and `adapt` of a `PrevalenceAdjuster`") == pytest.approx(adjuster, rel=STALE)

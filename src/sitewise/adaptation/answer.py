@@ -413,7 +413,7 @@ class PrevalenceEstimate:
 
     @cached_property
     def _mean_variance(self) -> Tensor:
-        """The variance of the marginal, (K,)."""
+        """The variance of the marginal, (K,) (equation 11)."""
         covariance = self._fit.curvature.of_mean()
         if not is_constant(self.prevalence):
             covariance = covariance + self._sampling_covariance()

@@ -91,7 +91,7 @@ class Calibration:
         return Container.of(log_ratio).rows(self.apply(raw_log_ratio))
 
     def apply(self, raw_log_ratio: Tensor) -> Tensor:
-        """Calibrate rows of log f that are given as a tensor; infinite entries stay infinite.
+        """Calibrate rows of log f (equation 6) that are given as a tensor; infinite entries stay infinite.
 
         Parameters
         ----------

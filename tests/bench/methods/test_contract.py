@@ -71,7 +71,7 @@ def refused(name, n_sites, with_z):
         return "install sitewise"
     if n_sites == 1 and not METHODS[name].card.single_site:
         return "needs at least two"
-    if not with_z and name in ("erm_z", "ttlsa"):
+    if not with_z and make(name).refusal(n_sites, None, 150):
         return "needs confounders"
     return None
 

@@ -94,6 +94,7 @@ def fit_posterior(
     template = read_source(evidence, prior.prevalence)
     as_trained = candidates(template, template.factor, template.level)
     n_rows = evidence.total_weight
+    # equation 18c: the design effect counts groups
     power = 1.0 / (design_effect(evidence, as_trained) - 1.0 + 1.0 / max(prior.tempering(n_rows), 1e-300))
     power = power if prior.tempering(n_rows) > 0.0 else 0.0
     factor_scale = prior.factor_scale if has_shape(template) else 0.0

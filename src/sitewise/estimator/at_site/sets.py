@@ -71,7 +71,7 @@ def weighted_rows(here: "AdaptedClassifier") -> tuple[WeightedRows, WeightedRows
 
 
 def site_weights(here: "AdaptedClassifier", held: HeldOut, *, lacks: bool = False) -> Tensor:
-    """Return weights (m,) of held-out rows that match the site's P(y, z).
+    """Return weights (m,) of held-out rows that match the site's P(y, z) (equation 21).
 
     The rows are first weighted to the site's P(z), by means of features of z, and then by the ratio of the site's g to
     the g of their own site. The site's g is the posterior mean, so the weights are averages over the posterior.

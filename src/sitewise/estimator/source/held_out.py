@@ -42,7 +42,7 @@ ROUNDS = 3  # rounds of two steps: fit the slope of the balanced f, then fit the
 def score_held_out(
     rows: LabeledRows, prevalence: RowPrevalence, schema: Confounders | None, score: Score
 ) -> tuple[HeldOut, HeldOut]:
-    """Return the held-out rows with all of z, and all held-out rows with z hidden (equation 6).
+    """Return the held-out rows with all of z, and all held-out rows with z hidden; equation 6 is fitted to both.
 
     In the second result, z is hidden in the rows that have all of it; other rows keep the known part of z. Both results
     are the same object if there is no z.
