@@ -20,11 +20,11 @@ def diagnose(
 
         here = load_site(site)
         diagnosis = here.diagnose()
-        found = diagnosis.to_dict()
+        record = diagnosis.to_dict()
         record = {
-            "outcome": found["outcome"],
+            "outcome": record["outcome"],
             "verdict": diagnosis.verdict,
             "site": here.site_name or site.resolve().name,
-            "findings": found["findings"],
+            "findings": record["findings"],
         }
     output.tell(record, outcome_text(diagnosis, all_findings=True))
