@@ -20,11 +20,11 @@ def diagnose(
 
         here = load_site(site)
         diagnosis = here.diagnose()
-        record = diagnosis.to_dict()
+        facts = diagnosis.to_dict()
         record = {
-            "outcome": record["outcome"],
+            "outcome": facts["outcome"],
             "verdict": diagnosis.verdict,
             "site": here.site_name or site.resolve().name,
-            "findings": record["findings"],
+            "findings": facts["findings"],
         }
     output.tell(record, outcome_text(diagnosis, all_findings=True))
