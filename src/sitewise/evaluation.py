@@ -309,7 +309,7 @@ class _Scored:
 
 
 def areas_under_curves(ranking: Ranking, event: Array, weight: Array) -> tuple[Array, Array]:
-    """Return AUROC and average precision, each (R,), for weights (R, n).
+    """Return AUROC and average precision (equation 16a), each (R,), for weights (R, n).
 
     The order of rows with equal scores does not matter.
     """

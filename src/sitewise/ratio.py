@@ -122,7 +122,7 @@ class RatioObjective:
         self.validation = None if self.validation is None else self.validation.to(device)
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Draw the knockout masks of z, the same for f and g, and compute log g and the inputs of f from them."""
+        """Draw the knockout masks of z (equation 5), the same for f and g; compute log g and inputs of f from them."""
         codes = self.training.codes
         if self.schema is not None:
             mask = torch.rand(codes.shape, generator=generator) < self.knockout

@@ -27,7 +27,7 @@ class HalvesPrevalence:
     schema: sw.Confounders
     levels: torch.Tensor  # (2, K)
     marginal: torch.Tensor  # (K,)
-    name: str = "halves"
+    name: str = "of_a_user"
 
     def log_prob(self, codes):
         known = torch.where(codes[:, :1] < 0.5, self.levels[0], self.levels[1])
@@ -35,7 +35,7 @@ class HalvesPrevalence:
 
 
 class Halves(Family):
-    name = "halves"
+    name = "of_a_user"
     records: ClassVar = {"HalvesPrevalence": Record(HalvesPrevalence)}
 
     def fit_labels(self, targets, codes, weight, schema, *, knockout, seed):
@@ -45,9 +45,9 @@ class Halves(Family):
         return HalvesPrevalence(schema, levels, fit_constant(targets, weight).log_marginal)
 
 
-@pytest.fixture(params=[*FAMILIES, "halves"])
+@pytest.fixture(params=[*FAMILIES, "of_a_user"])
 def name(request, monkeypatch):
-    monkeypatch.setitem(FAMILIES, "halves", Halves())
+    monkeypatch.setitem(FAMILIES, "of_a_user", Halves())
     monkeypatch.setattr("sitewise.prevalence.network.STEPS", 20)
     return request.param
 
@@ -113,9 +113,9 @@ def test_an_estimate_is_saved_and_says_the_same(name):
 
 
 def test_a_family_without_curvature_has_the_intervals_and_draws_of_its_bootstrap(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "halves", Halves())
+    monkeypatch.setitem(FAMILIES, "of_a_user", Halves())
     rows = site()
-    estimate = sw.estimate_prevalence(rows.log_ratio, rows.Z, model="halves")
+    estimate = sw.estimate_prevalence(rows.log_ratio, rows.Z, model="of_a_user")
     refits = estimate.bootstrap(N_REFITS, random_state=0)
     np.testing.assert_array_equal(estimate.interval(), refits.interval())
     at_z = refits.interval(lambda g: np.exp(g.log_prevalence(rows.Z[:5])))
@@ -154,11 +154,11 @@ def test_a_model_is_fitted_adapted_and_saved_with_it(name, tmp_path):
 
 
 def test_a_site_of_a_family_without_curvature_answers_everything_by_its_rows_alone(monkeypatch, tmp_path):
-    monkeypatch.setitem(FAMILIES, "halves", Halves())
+    monkeypatch.setitem(FAMILIES, "of_a_user", Halves())
     monkeypatch.setattr("sitewise.adaptation.answer.N_REFITS", 30)
     train, new = site(300, n_classes=2), site(150, n_classes=2, seed=5)
     proba, proba_new = (np.asarray(sw.adjust(rows.log_ratio, np.zeros(2))) for rows in (train, new))
-    model = sw.PrevalenceAdjuster(prevalence="halves", rehearsal=None, random_state=0)
+    model = sw.PrevalenceAdjuster(prevalence="of_a_user", rehearsal=None, random_state=0)
     model.fit(proba, train.y, sample_confounder=train.Z)
     here = model.adapt(proba_new, sample_confounder=new.Z, policy="rows")
     identification = next(finding for finding in here.diagnose().findings if finding.name == "identification")
