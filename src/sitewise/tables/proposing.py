@@ -154,9 +154,9 @@ def _look_at(table: Rows, name: str) -> Column:
     if pa.types.is_temporal(cells.type) or not is_one_value(cells.type):
         kind = "date" if pa.types.is_temporal(cells.type) else "no value"
         return Column(name, kind, np.zeros(table.num_rows, dtype=np.int64), 1, words, "")
-    category = levels(table, name, Place(), Problems("look"))
-    codes, n_distinct = np.asarray(category.codes, dtype=np.int64), len(category.categories)
-    example = str(category.categories[0]) if n_distinct else ""
+    cells_as_levels = levels(table, name, Place(), Problems("look"))
+    codes, n_distinct = np.asarray(cells_as_levels.codes, dtype=np.int64), len(cells_as_levels.categories)
+    example = str(cells_as_levels.categories[0]) if n_distinct else ""
     if n_distinct == 0:
         return Column(name, "empty", codes, 0, words, "")
     if not holds_numbers(table, name):

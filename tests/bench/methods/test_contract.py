@@ -66,12 +66,17 @@ def adapt(method, new, with_z=True):
 LACKING = {name for name, package in (("lamda", "ot"), ("quantifier", "quapy")) if find_spec(package) is None}
 
 
+def needs_z(name):
+    """Whether the network reads z, and the card says that z is needed."""
+    return METHODS[name].reads_z and METHODS[name].card.z_at_test == "needed"
+
+
 def refused(name, n_sites, with_z):
     if name in LACKING:
         return "install sitewise"
     if n_sites == 1 and not METHODS[name].card.single_site:
         return "needs at least two"
-    if not with_z and make(name).refusal(n_sites, None, 150):
+    if not with_z and (needs_z(name) or name == "ttlsa"):
         return "needs confounders"
     return None
 
