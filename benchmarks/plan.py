@@ -6,7 +6,7 @@
 
 A network of colored digits is trained and calibrated. From its held-out rows, the number of rows is planned for each
 interval width and prevalence. Then sites of the planned sizes are drawn from digits that the network has not seen. As
-the plan assumes, they have the P(z|y) of the held-out rows.
+the plan assumes, they have the P(z|y) of the held-out rows. No site is drawn for a width that no number of rows gives.
 """
 
 import argparse
@@ -83,7 +83,9 @@ def run(out, folder, data_dir, sites):
                 plan = model.plan(kl=1e-3, sizes=SIZES, n_simulations=SIMULATIONS, **settings)
             rng = np.random.default_rng([3, number, int(1000 * prevalence)])
             sizes = [plan.answer] if target == "width" else SIZES
-            achieved_by_size = {str(n): [achieved(model, pool, n, joint, rng) for _ in range(sites)] for n in sizes}
+            achieved_by_size = {
+                str(n): [achieved(model, pool, n, joint, rng) for _ in range(sites)] for n in sizes if n
+            }
             record = {"target": target, "wanted": wanted, "prevalence": prevalence, "plan": plan.to_dict()}
             append_record(out, {"id": name, **record, "sites": achieved_by_size, **made})
 
@@ -93,12 +95,15 @@ def table(records):
     lines = ["| P(y=1) | wanted width | planned rows | achieved width (mean, range) | interval holds P(y=1) |"]
     lines.append("|---|---|---|---|---|")
     for record in (r for r in records if r["target"] == "width"):
+        wanted = f"{record['prevalence']:g} | {record['wanted']:g}"
+        if record["plan"]["answer"] is None:
+            lines.append(f"| {wanted} | no number; 10,000,000 give {record['plan']['floor_width']:.4f} | | |")
+            continue
         ((n, sites),) = record["sites"].items()
         widths = np.array([site["width"] for site in sites])
         holds = np.mean([site["holds"] for site in sites])
-        cells = (f"{record['prevalence']:g}", f"{record['wanted']:g}", f"{int(n):,}")
         spread = f"{widths.mean():.4f} ({widths.min():.4f} to {widths.max():.4f})"
-        lines.append(f"| {' | '.join(cells)} | {spread} | {holds:.0%} of {len(sites)} |")
+        lines.append(f"| {wanted} | {int(n):,} | {spread} | {holds:.0%} of {len(sites)} |")
     lines += ["", "| P(y=1) | rows | width planned / achieved | KL planned / achieved | F1 lost planned / achieved |"]
     lines.append("|---|---|---|---|---|")
     for record in (r for r in records if r["target"] == "sizes"):
@@ -123,7 +128,7 @@ def figure(records):
     """Draw the interval widths at sites of the planned sizes against the wanted widths."""
     drawn, axis = plt.subplots(figsize=(5, 4), layout="constrained")
     for prevalence, marker, colour in zip(PREVALENCES, ("o", "^"), (ACCENT, INK), strict=True):
-        chosen = [r for r in records if r["target"] == "width" and r["prevalence"] == prevalence]
+        chosen = [r for r in records if r["target"] == "width" and r["prevalence"] == prevalence and r["sites"]]
         for shown, record in enumerate(chosen):
             ((n, sites),) = record["sites"].items()
             widths = [site["width"] for site in sites]

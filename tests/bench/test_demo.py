@@ -1,6 +1,5 @@
 """The demo at its smallest, its record over ten seeds, and the command line around it."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from scripts import load_script
 from sitewise.bench.demo import (
     BRISK,
     NEW,
@@ -41,12 +41,7 @@ def record(found):
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("demo_study", ROOT / "benchmarks" / "demo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(ROOT / "benchmarks"))
-    return module
+    return load_script("benchmarks/demo.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,14 @@
 """Every table of the results page says what the committed records say."""
 
 import gzip
-import importlib.util
 import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
+
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "experiments").glob("*/records/*.jsonl.gz"))
@@ -21,10 +22,7 @@ SETTINGS = {"demo.md"}  # has a table of settings
 
 @pytest.fixture(scope="module")
 def update_results():
-    spec = importlib.util.spec_from_file_location("update_results", ROOT / "experiments" / "update_results.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("experiments/update_results.py")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -1,25 +1,19 @@
 """The accuracy study's verdicts, on records written by hand."""
 
-import importlib.util
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy.py"
+from scripts import load_script
+
 MADE_BY = {"sitewise": "0.1.0", "torch": "2.13.0", "numpy": "2.4", "commit": "abc", "warnings": 0}
 
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("accuracy_study", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # its own modules stand beside it
-        spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/accuracy.py")
 
 
 def kl_records(study, n, auto, constant, published, *, signal=2.5, dependence=0.0):

@@ -1,24 +1,18 @@
 """The benchmark of image training runs on a CPU, counts what it should and says the ratios of what it counted."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "image_training.py"
+from scripts import load_script
+
 TINY = ["--backbone", "cnn", "--size", "16", "--images", "96", "--batch", "32", "--rounds", "2", "--epochs", "2"]
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("image_training_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # its own modules stand beside it
-        spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/image_training.py")
 
 
 def test_it_runs_and_writes_its_record(script, tmp_path, monkeypatch, capsys):

@@ -1,9 +1,10 @@
 """The study of real tables: its tables on records written by hand, and the guides' tables on the committed ones."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "real_tables.py"
@@ -11,12 +12,7 @@ SCRIPT = ROOT / "benchmarks" / "real_tables.py"
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("real_tables_study", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # its own modules stand beside it
-        spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/real_tables.py")
 
 
 def record(study, site, prevalence, nll, interval):

@@ -1,22 +1,15 @@
 """The page on growth shows what the committed records give, and its arithmetic is right on records written by hand."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale_page.py"
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def page():
-    spec = importlib.util.spec_from_file_location("scale_page", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # its own modules stand beside it
-        spec.loader.exec_module(module)
-    yield module
+    yield load_script("benchmarks/scale_page.py")
     for name in ("scale", "records"):
         sys.modules.pop(name, None)
 

@@ -1,10 +1,11 @@
 """The page on performance shows the committed record of serving."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "serving.py"
@@ -12,12 +13,7 @@ SCRIPT = ROOT / "benchmarks" / "serving.py"
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("serving_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # its own modules stand beside it
-        spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/serving.py")
 
 
 def test_the_page_has_the_table_of_the_record(script):

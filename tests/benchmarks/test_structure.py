@@ -3,7 +3,6 @@
 The functions of the table of equations in docs/maths/method.md run where it says so.
 """
 
-import importlib.util
 import re
 import sys
 import warnings
@@ -16,6 +15,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import sitewise as sw
+from scripts import load_script
 from sitewise.adaptation.families import FAMILIES, Family
 from sitewise.adaptation.families.table import Table
 from sitewise.bench.datasets.digits import Digits, colored_site
@@ -32,10 +32,7 @@ PAPER_EQUATIONS = 31
 
 @pytest.fixture(scope="module")
 def structure():
-    spec = importlib.util.spec_from_file_location("structure", ROOT / "benchmarks" / "structure.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/structure.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
-import importlib.util
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from scripts import load_script
 from sitewise.bench.experiments import provenance
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "records.py"
@@ -19,10 +19,7 @@ def ask_anew(monkeypatch):
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("benchmark_records", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/records.py")
 
 
 def test_the_environment_names_the_commit_of_copied_files(monkeypatch):
