@@ -14,9 +14,12 @@ BRISK = Recipe(epochs=8, batch_size=128, learning_rate=5e-3, weight_decay=0.1, m
 LEVELS = np.array(["green", "red"], dtype=object)
 
 
-def trained_model(seed, folder, data_dir):
-    """Return GPA trained at the paper's two sites and calibrated on a validation site; it is stored in a folder."""
-    place = Path(folder) / f"digits-{seed}"
+def trained_model(seed, folder, data_dir, validation="validation"):
+    """Return GPA trained at the paper's two sites and calibrated on a validation site; it is stored in a folder.
+
+    If `validation` is a share, GPA is trained at all three sites, and this share of each is held out for calibration.
+    """
+    place = Path(folder) / f"digits-{seed}-{validation}"
     if place.is_dir():
         return sw.load(place)
     train, held, _ = load_digits(data_dir).split(seed)
@@ -28,7 +31,7 @@ def trained_model(seed, folder, data_dir):
     X, y = (np.concatenate([getattr(site, name) for site in sites]) for name in ("X", "y"))
     Z = {"color": np.concatenate([site.Z["color"] for site in sites])}
     domain = np.concatenate([[site.name] * len(site) for site in sites])
-    model = sw.GPAClassifier(validation="validation", recipe=BRISK, random_state=seed, verbose=False, device="cpu")
+    model = sw.GPAClassifier(validation=validation, recipe=BRISK, random_state=seed, verbose=False, device="cpu")
     model.fit(X, y, sample_domain=domain, sample_confounder=Z)
     place.parent.mkdir(parents=True, exist_ok=True)
     model.save(place)
