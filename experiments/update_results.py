@@ -11,6 +11,7 @@ experiments/, or a study in benchmarks/.
   `table`, only its second Markdown table, say.
 - `<!-- hospitals NAME | classifier=... -->`: real tables with each site in turn as the new site: the mean NLL of every
   classifier, or, with `classifier`, a row for each site.
+- `<!-- labels -->`: the study of few labels, with a row for each collection and a column for each number of labels.
 - `<!-- stale -->`: the files of records that were not made by the current code; they are also printed.
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "benchmarks")]
@@ -45,17 +47,18 @@ from sitewise.bench.report.summary import choose  # noqa: E402
 from sitewise.bench.report.tables import comparison_table, scores_table  # noqa: E402
 
 OVERVIEW = ROOT / "docs" / "results.md"
-OTHERS = [ROOT / "docs" / f"{name}.md" for name in ("demo", "guides/heart", "guides/gusto")]
+OTHERS = [ROOT / "docs" / f"{name}.md" for name in ("demo", "known_labels", "guides/heart", "guides/gusto")]
 PAGES = [OVERVIEW, *OTHERS, *sorted((ROOT / "docs" / "results").glob("*.md"))]
 IMAGE = re.compile(r"\((?:\.\./)?images/(\w+)\.png\)")
 BLOCK = re.compile(
-    r"(<!-- (table|scores|claims|diagnosis|study|hospitals|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n)"
+    r"(<!-- (table|scores|claims|diagnosis|study|hospitals|labels|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
 MARKDOWN_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 METRICS = ("positive_f1", "macro_f1", "nll")
 NOT_RUN = "Not run yet."
+HARMLESS = 0.005  # an increase of the log loss by labels that counts as none
 SITE_HEADER = (
     "| site | rows, positive | P(y=1): true | as estimated, by seed | seeds that say do not adapt, and why "
     "| F1: expected | adapted | g as trained | NLL: adapted | as trained |\n" + "|---" * 10 + "|\n"
@@ -136,6 +139,28 @@ def write_hospitals(name, options):
     return "\n".join(script.short_table(table, name))
 
 
+def write_labels(name, options):
+    """Return a Markdown table of the study of few labels: mean log losses, and the sites where labels do no harm."""
+    script = load_script("labels")
+    records = read_records(ROOT / "benchmarks" / "labels.jsonl.gz")
+    sites = pd.DataFrame(list(script.lines(records))).groupby(["data", "site", "n"], sort=False).mean().reset_index()
+    numbers = sorted(sites["n"].unique())
+    lines = ["| | sites | " + " | ".join(f"{n} labels" for n in numbers) + " |", "|---|---|" + "---|" * len(numbers)]
+    for data, own in sites.groupby("data", sort=False):
+        cells = [str(data), str(own["site"].nunique())]
+        cells += [_labels_cell(own[own["n"] == n]) for n in numbers]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _labels_cell(sites):
+    losses = [sites[kind].mean() for kind in ("as trained", "no labels", "labels")]
+    said = [f"{loss:.3f}" for loss in losses]
+    if losses[2] == min(losses):
+        said[2] = f"**{said[2]}**"
+    return f"{' / '.join(said)}, {int((sites['change'] <= HARMLESS).sum())} of {len(sites)}"
+
+
 def write_diagnosis(name, options):
     """Return a table with a row for each test site of an experiment: estimates, verdicts and true values."""
     path = find_experiment(name).parent / "diagnosis" / f"{name}.jsonl.gz"
@@ -211,6 +236,7 @@ WRITERS = {
     "diagnosis": write_diagnosis,
     "study": write_study,
     "hospitals": write_hospitals,
+    "labels": write_labels,
     "stale": write_stale,
 }
 

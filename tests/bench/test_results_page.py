@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "experiments").glob("*/records/*.jsonl.gz"))
 DIAGNOSES = sorted((ROOT / "experiments").glob("*/diagnosis/*.jsonl.gz"))
 OVERVIEW = ROOT / "docs" / "results.md"
-OTHERS = [ROOT / "docs" / f"{name}.md" for name in ("demo", "guides/heart", "guides/gusto")]
+OTHERS = [ROOT / "docs" / f"{name}.md" for name in ("demo", "known_labels", "guides/heart", "guides/gusto")]
 PAGES = [OVERVIEW, *OTHERS, *sorted((ROOT / "docs" / "results").glob("*.md"))]
 BY_HAND = {"choices.md"}  # arranged by hand from the output of the scripts that it names
-SETTINGS = {"demo.md"}  # has a table of settings
+SETTINGS = {"demo.md", "known_labels.md"}  # have a table of settings
 
 
 @pytest.fixture(scope="module")
