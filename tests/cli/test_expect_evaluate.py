@@ -28,10 +28,10 @@ def run(capsys, *words):
     return end.value.code or 0, said.out, said.err
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("questions")
+def write_site(folder, as_class=str):
+    """Write the rows of a site, and the site of a model whose labels are written by `as_class`."""
     source = pd.concat([frame(150, p, name, i) for i, (name, p) in enumerate({"a": 0.3, "b": 0.5}.items())])
+    source["ill"] = source["ill"].map(as_class)
     model = sw.PrevalenceAdjuster(rehearsal=None)
     reader = sw.TableReader.learn(
         source, sw.Roles(target="ill", site="hospital", confounders=("age",), proba=("p0", "p1"))
@@ -44,6 +44,11 @@ def place(tmp_path_factory):
     rows = reader.read(new, labels="none")
     model.adapt(rows.X, sample_confounder=rows.Z).save(folder / "site")
     return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return write_site(tmp_path_factory.mktemp("questions"))
 
 
 def test_expect_judges_our_model_and_another(place, capsys):
@@ -72,7 +77,63 @@ def test_expect_refuses_what_it_cannot_judge(place, capsys):
     assert "has 50 row(s), the site was adapted on 120" in " ".join(err.split())
     code, _, err = run(capsys, "expect", place / "site", place / "new.csv", "--decision", "hospital")
     assert code == 2
-    assert "y_pred must hold ['no', 'yes']" in " ".join(err.split())
+    assert "column 'hospital': expected one of no, yes, got 'c' in row 0" in " ".join(err.split())
+
+
+def after_another_site(place, path, column, value):
+    """Write the 120 rows of another site, and then those of ours, with a value in row 8 of ours."""
+    ours = pd.read_csv(place / "new.csv", dtype=object).assign(weight="1")
+    both = pd.concat([ours.assign(hospital="d"), ours], ignore_index=True)
+    both.loc[128, column] = value
+    both.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("option", "column", "value", "message"),
+    [
+        ("--proba", "old", "high", "column 'old': expected a number, got 'high' in row 128"),
+        ("--proba", "old", "", "column 'old': expected a probability, got nothing in row 128"),
+        ("--proba", "old", "1.5", "column 'old': probabilities must lie in [0, 1], got 1.5 in row 128"),
+        ("--decision", "rule", "maybe", "column 'rule': expected one of no, yes, got 'maybe' in row 128"),
+        ("--decision", "rule", "", "column 'rule': expected a predicted class, got nothing in row 128"),
+    ],
+)
+def test_expect_names_the_cell_that_it_cannot_read(place, tmp_path, capsys, option, column, value, message):
+    data = after_another_site(place, tmp_path / "two.csv", column, value)
+    code, _, err = run(capsys, "expect", place / "site", data, "--site", "c", option, column)
+    assert code == 2
+    assert f"{data}, {message} (counted from 0" in " ".join(err.split())
+
+
+def test_expect_reads_every_spelling_of_a_class(tmp_path, capsys):
+    write_site(tmp_path, {"yes": "1", "no": "0"}.get)
+    new = pd.read_csv(tmp_path / "new.csv")
+    said = []
+    for spelled in ({"yes": "1", "no": "0"}, {"yes": "1.0", "no": "0.0"}, {"yes": "True", "no": "False"}):
+        new.assign(rule=new["rule"].map(spelled)).to_csv(tmp_path / "new.csv", index=False)
+        code, out, err = run(capsys, "expect", tmp_path / "site", tmp_path / "new.csv", "--decision", "rule", "--json")
+        assert code == 0, err
+        said.append(out)
+    assert said == said[:1] * 3
+
+
+def test_expect_ignores_columns_that_it_does_not_need(place, tmp_path, capsys):
+    new = pd.read_csv(place / "new.csv").assign(arr=[[1.0, 2.0]] * 120)
+    new.to_parquet(tmp_path / "new.parquet", index=False)
+    words = ("--proba", "old", "--json")
+    code, out, err = run(capsys, "expect", place / "site", tmp_path / "new.parquet", *words)
+    assert code == 0, err
+    assert out == run(capsys, "expect", place / "site", place / "new.csv", *words)[1]
+
+
+@pytest.mark.parametrize(("value", "got"), [("", "nothing"), ("heavy", "'heavy'"), ("-1", "'-1'"), ("inf", "'inf'")])
+def test_evaluate_names_the_weight_that_it_cannot_use(place, tmp_path, capsys, value, got):
+    data = after_another_site(place, tmp_path / "two.csv", "weight", value)
+    code, _, err = run(capsys, "evaluate", place / "site", data, "--site", "c", "--weight", "weight")
+    assert code == 2
+    wanted = f"{data}, column 'weight': expected a weight, which is a number from 0 up, got {got} in row 128"
+    assert wanted in " ".join(err.split())
 
 
 def test_evaluate_prints_numbers_and_writes_a_page(place, capsys):

@@ -225,6 +225,80 @@ def test_known_labels_are_used_when_asked_for(run, saved, labeled, tmp_path):
     assert "column 'y': expected one of 0, 1, got 'yes' in row 2" in said
 
 
+def test_labels_that_were_used_are_said_on_every_surface(run, saved, labeled, tmp_path):
+    table = labeled[labeled["hospital"] == "A"].drop(columns="hospital").reset_index(drop=True)
+    table.loc[40:, "y"] = np.nan
+    table.to_csv(tmp_path / "few.csv", index=False)
+    few = ("adapt", saved / "proba", tmp_path / "few.csv", "--out", tmp_path / "s", "--force")
+    with_labels, without = (run(*few, *more)[1] for more in (["--use-labels"], []))
+    assert "200 rows, 40 with a label" in with_labels
+    assert "expected here, with 40 known labels" in with_labels
+    assert "200 unlabeled rows" in without
+    assert "expected here, without labels" in without
+    run(*few, "--use-labels", "--quiet")
+    run("report", tmp_path / "s", "--out", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "200 rows, 40 with a label" in page
+    assert "Estimated here with 40 known labels" in page
+    assert "unlabeled row" not in page.split("Glossary")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("comma.csv", "sex,prevalence\nf,0.1\nm,0.2\n", ()),
+        ("tab.tsv", "sex\tprevalence\nf\t0.1\nm\t0.2\n", ()),
+        ("bom.csv", "\ufeffsex,prevalence\nf,0.1\nm,0.2\n", ()),
+        ("latin.csv", "sex,prevalence\nf,0.1\nm,0.2\n", ("--encoding", "latin-1")),
+    ],
+)
+def test_a_table_of_known_prevalences_is_read_as_other_tables(run, saved, tmp_path, name, text, options):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    adapt = ("adapt", saved / "proba", saved / "new.csv", *options, "--json")
+    code, out, said = run(*adapt, "--prevalence-table", tmp_path / name, "--out", tmp_path / "s")
+    assert code == 0, said
+    assert json.loads(out)["prevalence"][1]["estimate"] == pytest.approx(0.15, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"sex;prevalence\nf;0.1\n", "seem to be separated by"),
+        (b"sex,prevalence\nf,0.1\nm,a lot\n", "column 'prevalence'"),
+        (b"sex,prevalence\nf\xe4,0.1\n", "--encoding"),
+        (b"", "is empty"),
+    ],
+)
+def test_a_wrong_table_of_known_prevalences_is_named(run, saved, tmp_path, content, said):
+    (tmp_path / "known.csv").write_bytes(content)
+    adapt = ("adapt", saved / "proba", saved / "new.csv", "--out", tmp_path / "s")
+    code, _, error = run(*adapt, "--prevalence-table", tmp_path / "known.csv")
+    assert code == 2
+    assert "known.csv" in error
+    assert said in error
+
+
+@pytest.mark.parametrize("separator", ["\\t", "tab", "\t"])
+@pytest.mark.parametrize("encoding", ["UTF-8", "utf8"])
+def test_a_tab_and_an_encoding_may_be_spelled_as_people_do(run, saved, new_site, tmp_path, separator, encoding):
+    new_site.to_csv(tmp_path / "new.csv", index=False, sep="\t", encoding="utf-8-sig")
+    how = ("--separator", separator, "--encoding", encoding, "--id", "id")
+    code, _, said = run("predict", saved / "proba site", tmp_path / "new.csv", *how, "--out", tmp_path / "p.csv")
+    assert code == 0, said
+
+
+def test_boolean_classes_are_predicted(run, saved, labeled, new_site, tmp_path):
+    reader = TableReader.learn(labeled, PROBA)
+    rows = reader.read(labeled)
+    model = sw.PrevalenceAdjuster(rehearsal=None).fit(rows.X, rows.y == 1, rows.site, rows.Z)
+    model.table_reader_ = reader
+    new = reader.read(new_site, labels="none")
+    model.adapt(new.X, sample_confounder=new.Z).save(tmp_path / "site")
+    code, _, said = run("predict", tmp_path / "site", saved / "new.csv", "--out", tmp_path / "p.parquet")
+    assert code == 0, said
+    assert pd.read_parquet(tmp_path / "p.parquet")["decision"].dtype == bool
+
+
 def test_one_site_is_taken_at_a_time(run, saved, tmp_path):
     code, _, said = run("adapt", saved / "proba", saved / "labeled.csv", "--out", tmp_path / "s")
     assert code == 2

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 
 from integrations.conftest import post, served
+from sitewise.cli import main
 from sitewise.integrations import mlflow as ours
 from sitewise.integrations.frames import FrameModel
 
@@ -131,3 +133,19 @@ def test_a_deep_body_is_refused(by_us):
     status, text = post(by_us[0], b'{"dataframe_split":' + b'{"a":' * 50_000)
     assert status == 400
     assert "nested too deep" in json.loads(text)["message"]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_busy_port_is_named_before_anything_is_announced(table, tmp_path, monkeypatch, capsys, workers):
+    table.here.save(tmp_path / "site")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        words = ["sitewise", "serve", str(tmp_path / "site"), "--port", str(port), "--workers", workers]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as end:
+            main()
+    said = capsys.readouterr()
+    assert end.value.code == 2
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert f"cannot listen at 127.0.0.1:{port} (address already in use): choose another --port" in said.err

@@ -60,6 +60,11 @@ def test_numbers_are_never_slips_of_each_other():
 
 
 def test_classes_that_are_named_are_all_there_are():
-    assert classes_of(["1", "0", "1"], given=("1", "0", "2")) == (0, 1, 2)
+    assert classes_of(["1", "0", "2"], given=("1", "0", "2")) == (0, 1, 2)
     with pytest.raises(ValueError, match="expected one of 0, 1, got '2' in row 2"):
         classes_of(["1", "0", "2"], given=("0", "1"))
+
+
+def test_a_class_that_no_row_has_is_refused():
+    with pytest.raises(ValueError, match="has no row of 2, which --classes names"):
+        classes_of([0, 1] * 5, given=("0", "1", "2"))

@@ -106,3 +106,10 @@ def test_a_confounder_that_is_the_same_within_sites_is_asked_about():
     frame = frame.assign(x=np.arange(80) * 0.37 % 5, y=np.arange(80) % 2)
     proposed = propose_roles(pa.Table.from_pandas(frame))
     assert "cannot be separated from the site" in proposed.unsure[0]
+
+
+@pytest.mark.parametrize("name", ["__index_level_0__", "Unnamed: 0"])
+def test_an_index_that_pandas_wrote_is_no_feature(name):
+    proposed = propose_roles(frame(**{name: np.arange(N)}))
+    assert proposed.roles.features == ("bp",)
+    assert "index that pandas wrote" in proposed.left_out[name]

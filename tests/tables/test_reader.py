@@ -351,3 +351,23 @@ def test_a_reader_can_be_copied_and_sent():
     for other in (pickle.loads(pickle.dumps(reader)), copy.deepcopy(reader)):
         assert other == reader
         np.testing.assert_array_equal(other.read(frame).X, expected)
+
+
+@pytest.mark.parametrize("written", ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%Y-%m-%d %H:%M"])
+@pytest.mark.parametrize("name", ["sex", "pain"])
+def test_dates_written_as_text_are_refused_as_dates_are(written, name):
+    dates = pd.date_range("2026-01-01", periods=60)
+    frame = make_frame().assign(**{name: dates.strftime(written)})
+    said = rf"column '{name}' holds dates: turn them into a number"
+    with pytest.raises(ValueError, match=said):
+        TableReader.learn(frame, ROLES)
+    with pytest.raises(ValueError, match=said):
+        TableReader.learn(frame.assign(**{name: dates}), ROLES)
+    assert TableReader.learn(frame, ROLES.updated(categorical=("code", name))).read(frame).X.shape[0] == 60
+
+
+def test_a_confounder_of_names_is_refused_unless_it_is_said_to_be_of_categories():
+    frame = make_frame(n=120).assign(sex=[f"patient {i}" for i in range(120)])
+    with pytest.raises(ValueError, match=r"'sex' has 120 different values of text.* add --categorical sex"):
+        TableReader.learn(frame, ROLES)
+    assert len(TableReader.learn(frame, ROLES.updated(categorical=("code", "sex"))).read(frame)) == 120

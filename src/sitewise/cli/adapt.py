@@ -1,8 +1,9 @@
 """`sitewise adapt`: adapt a saved model to a new site's unlabeled rows, and print a summary."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -20,6 +21,10 @@ from sitewise.cli.output import (
     finite,
     outcome_text,
 )
+from sitewise.report.wording import by_labels, rows_here
+
+if TYPE_CHECKING:
+    from sitewise.estimator.model import SiteModel
 
 LABELS_THERE = "column {name!r} holds labels, which are not used; add --use-labels to use them"
 SHOWN_METRICS = ("positive_f1", "macro_f1", "recall", "specificity", "precision", "auroc", "accuracy", "nll", "brier")
@@ -115,7 +120,7 @@ def adapt(
         settings = {
             "policy": policy.value.replace("-", " "),
             "fallback": fallback,
-            "known_prevalence": _read_known(known, prevalence_table),
+            "known_prevalence": _read_known(known, prevalence_table, trained, separator, encoding),
         }
         here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, **settings)
         here.site_name = site_name or site or out.name
@@ -124,6 +129,7 @@ def adapt(
         if sensitivity is not None or maximize is not None:
             choice = here.choose_threshold(sensitivity=sensitivity, level=level)
         low, high = here.prevalence_interval(level=level)
+        known_y = here.rows.y
         prevalence = zip(here.classes_.tolist(), class_names(trained), here.prevalence(), low, high, strict=True)
         record = {
             "outcome": here.outcome.to_dict(),
@@ -131,6 +137,7 @@ def adapt(
             "site": here.site_name,
             "out": str(out),
             "rows": len(read),
+            "labels": 0 if known_y is None else int((~known_y.isnan()).sum()),
             "level": level,
             "prevalence": [
                 {"class": label, "name": name, "estimate": finite(p), "low": finite(a), "high": finite(b)}
@@ -146,14 +153,15 @@ def adapt(
     output.tell(record, outcome_line, _prevalence_table(record), _expected_table(record), *_sentences(record))
 
 
-def _read_known(text: str | None, table: Path | None) -> Any:
+def _read_known(
+    text: str | None, table: Path | None, trained: "SiteModel", separator: str | None, encoding: str | None
+) -> Any:
     """Return the value of --prevalence or --prevalence-table in the form that `adapt` reads; None if not given."""
     if text is not None and table is not None:
         raise ValueError("give --prevalence or --prevalence-table, not both")
     if table is not None:
-        import pandas as pd
-
-        return pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
+        z = () if trained.confounders_ is None else trained.confounders_.names
+        return _read_strata(table, z, separator, encoding)
     if text is None:
         return None
     try:
@@ -163,8 +171,32 @@ def _read_known(text: str | None, table: Path | None) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def _read_strata(path: Path, z: Sequence[str], separator: str | None, encoding: str | None) -> Any:
+    """Return a table of known prevalences as a DataFrame; in a CSV, columns of z may hold numbers, levels or ranges."""
+    import pandas as pd
+
+    from sitewise.arrays import Problems
+    from sitewise.tables.features import holds_numbers
+    from sitewise.tables.files import open_table
+    from sitewise.tables.values import Place, known_text, numbers, plain
+
+    file = open_table(path, separator=separator, encoding=encoding)
+    rows = file.read()
+    if file.separator is None:
+        return rows.to_pandas()
+    problems = Problems("prevalence-table")
+    columns = {
+        name: numbers(rows, name, Place(str(path)), problems)
+        if name not in z or holds_numbers(rows, name)
+        else known_text(plain(rows.column(name))).to_pandas()
+        for name in file.columns
+    }
+    problems.raise_if_any()
+    return pd.DataFrame(columns)
+
+
 def _prevalence_table(record: dict[str, Any]) -> Table:
-    table = Table(title=f"{record['site']}: {record['rows']:,} rows without labels", title_justify="left")
+    table = Table(title=f"{record['site']}: {rows_here(record['rows'], record['labels'])}", title_justify="left")
     table.add_column("class")
     table.add_column("P(class) here", justify="right")
     table.add_column(f"{record['level']:.0%} interval")
@@ -175,7 +207,7 @@ def _prevalence_table(record: dict[str, Any]) -> Table:
 
 def _expected_table(record: dict[str, Any]) -> Table:
     metrics = record["expected_performance"]["metrics"]
-    table = Table(title="expected here, no labels used", title_justify="left")
+    table = Table(title=f"expected here, {by_labels(record['labels'])}", title_justify="left")
     table.add_column("metric")
     table.add_column("estimate", justify="right")
     table.add_column(f"{record['level']:.0%} interval")

@@ -11,8 +11,13 @@ from sitewise.cli.output import AsJson, Encoding, Force, Output, Packed, Quiet, 
 
 if TYPE_CHECKING:
     from sitewise.performance import Evaluation
+    from sitewise.tables.values import Array, Place, Rows
 
 SHOWN = ("accuracy", "positive_f1", "macro_f1", "auroc", "nll", "brier", "ece", "calibration_slope", "net_benefit")
+NO_WEIGHT = (
+    "{where}: expected a weight, which is a number from 0 up, got {value} in {row}{more}: correct it, or leave out "
+    "rows without a weight"
+)
 
 
 def evaluate(
@@ -57,7 +62,7 @@ def evaluate(
         check_site(set() if sites is None else set(sites.tolist()), only_site, reader.roles.site, str(labeled))
         rows, place = take_site(rows, reader.roles.site, only_site, place)
         read = reader.read(rows, labels="some", place=place, root=labeled.parent, packed=open_pack(packed))
-        weights = None if weight is None else rows.column(weight).to_pandas().to_numpy(dtype=float)
+        weights = None if weight is None else read_weights(rows, weight, place)
     with output.working(f"evaluating on {len(read):,} rows"):
         evaluation = here.evaluate(
             read.X,
@@ -79,6 +84,22 @@ def evaluate(
     inside = int(evaluation.held["held"].sum())
     said = f"{inside} of {len(evaluation.held)} expected intervals contain the value from the labels"
     output.tell(record, evaluation_table(evaluation), said, *([] if out is None else [f"wrote {out}"]))
+
+
+def read_weights(rows: "Rows", name: str, place: "Place") -> "Array":
+    """Read a column of weights; raise ValueError for cells that are not finite numbers from 0 up."""
+    import numpy as np
+
+    from sitewise.arrays import Problems
+    from sitewise.tables.values import numbers
+
+    weights = numbers(rows, name, place, Problems("table"))  # one message below for every wrong cell
+    strange = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(strange):
+        value = rows.column(name)[int(strange[0])].as_py()
+        said = {"where": place.column(name), "value": "nothing" if value in (None, "") else repr(value)}
+        raise ValueError(NO_WEIGHT.format(**said, **place.row(strange)))
+    return weights
 
 
 def evaluation_table(evaluation: "Evaluation") -> Table:

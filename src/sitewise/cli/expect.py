@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
     from sitewise.performance import ExpectedPerformance
     from sitewise.performance.expected import Expected
+    from sitewise.tables.values import Place, Rows
 
 NEEDED = (
     "name the predictions to evaluate in DATA: --proba p0,p1, or --decision COLUMN; leave DATA out for our own model"
 )
+NO_DECISION = "{where}: expected a predicted class, got nothing in {row}{more}: give one in every row"
 
 
 def expect(
@@ -56,8 +58,9 @@ def expect(
         here = load_site(site)
         judged = {}
         if data is not None:
-            rows = read_columns(here, site, data, [*split_names(proba), decision], only_site, separator, encoding)
-            judged = _predictions(here, rows, data, split_names(proba), decision)
+            columns = split_names(proba)
+            rows, place = read_rows(here, site, data, [*columns, decision], only_site, separator, encoding)
+            judged = _predictions(here, rows, columns, decision, place)
         expected = here.expected_performance(**judged, threshold=threshold, level=level)
     output.tell({"site": str(site), **expected.to_dict()}, expected_table(expected))
 
@@ -89,6 +92,21 @@ def read_columns(
     encoding: str | None,
 ) -> "pd.DataFrame":
     """Read columns of the rows that were passed to `adapt`; raise ValueError if their number differs."""
+    rows, _ = read_rows(here, site, data, columns, only_site, separator, encoding)
+    frame: pd.DataFrame = rows.select([name for name in columns if name]).to_pandas()
+    return frame
+
+
+def read_rows(
+    here: Any,
+    site: Path,
+    data: Path,
+    columns: list[str | None],
+    only_site: str | None,
+    separator: str | None,
+    encoding: str | None,
+) -> "tuple[Rows, Place]":
+    """Read columns, and the one of the site, of the rows that were passed to `adapt`; also return the rows' place."""
     from sitewise.cli.loading import check_site, reader_of, sites_of, take_site
     from sitewise.tables.files import open_table
     from sitewise.tables.values import Place
@@ -97,7 +115,7 @@ def read_columns(
     wanted = [name for name in columns if name]
     table.find(wanted)
     column = reader_of(here.model, site).roles.site
-    rows, place = table.read(table.columns), Place(str(data))
+    rows, place = table.read([*wanted, *(name for name in [column] if name in table.columns)]), Place(str(data))
     sites = sites_of(rows, column, place)
     if only_site is not None or (sites is not None and len(rows) != len(here.rows)):
         check_site(set() if sites is None else set(sites.tolist()), only_site, column, str(data))
@@ -106,33 +124,28 @@ def read_columns(
         raise ValueError(
             f"{data} has {len(rows):,} row(s), the site was adapted on {len(here.rows):,}: give the same rows, in order"
         )
-    frame: pd.DataFrame = rows.select(wanted).to_pandas()
-    return frame
+    return rows, place
 
 
 def _predictions(
-    here: Any, rows: "pd.DataFrame", data: Path, proba: tuple[str, ...], decision: str | None
+    here: Any, rows: "Rows", proba: tuple[str, ...], decision: str | None, place: "Place"
 ) -> dict[str, Any]:
-    """Return the predictions in the form that `expected_performance` reads."""
+    """Return the predictions in the form that `expected_performance` reads; raise ValueError for wrong cells."""
     import numpy as np
 
+    from sitewise.arrays import Problems
+    from sitewise.tables.values import labels, probabilities
+
+    problems = Problems("table")
     predictions: dict[str, Any] = {}
     if proba:
-        numbers = np.column_stack([_numbers(rows[name], data, name) for name in proba])
-        predictions["proba"] = numbers[:, 0] if len(proba) == 1 else numbers
+        numbers = probabilities(rows, proba, place, problems)
+        predictions["proba"] = numbers[:, -1] if len(proba) == 1 else numbers
     if decision:
-        as_class = {str(label): label for label in here.classes_.tolist()}
-        predictions["y_pred"] = np.array([as_class.get(str(value), value) for value in rows[decision]], dtype=object)
+        decided = labels(rows, decision, here.classes_.tolist(), place, problems, partly=True)
+        missing = np.flatnonzero([value is None for value in decided])
+        if len(missing) and not problems.messages:
+            problems.add(NO_DECISION.format(where=place.column(decision), **place.row(missing)))
+        predictions["y_pred"] = decided
+    problems.raise_if_any()
     return predictions
-
-
-def _numbers(column: Any, data: Path, name: str) -> Any:
-    import numpy as np
-    import pandas as pd
-
-    numbers = np.asarray(pd.to_numeric(column, errors="coerce"), dtype=float)
-    bad = np.flatnonzero(np.isnan(numbers))
-    if len(bad):
-        where = f"row {bad[0]}: {column.iloc[bad[0]]!r}"
-        raise ValueError(f"{data}: column {name!r} must hold a number in every row; it does not at {where}")
-    return numbers

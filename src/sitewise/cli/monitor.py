@@ -1,7 +1,7 @@
 """`sitewise monitor`: show an adapted site in time windows."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -9,14 +9,30 @@ from rich.text import Text
 
 from sitewise.cli.output import AsJson, Data, Encoding, Force, Output, Packed, Quiet, Separator, check_out, finite
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sitewise.tables.values import Place, Rows
+
 SHOWN = 40  # windows in the table on a terminal
 PICTURES = (".png", ".svg", ".pdf")
+ISO = r"\d{4}-\d{2}-\d{2}([T ].+)?"
+OFFSET = r"[T ].*(Z|[+-]\d{2}(?::?\d{2})?)$"  # from UTC, at the end of an ISO time
+TIME_FORMATS = ("%Y-%m-%d", "%Y-%m-%d\n%H:%M %Z", "%Y-%m-%d\n%H:%M:%S %Z")  # two lines fit into a narrow terminal
+NO_TIME = (
+    "{where}: expected a date or a number, got {value} in {row}{more}: write dates as YYYY-MM-DD, and leave out rows "
+    "without a time"
+)
+TOO_SHORT = (
+    "--window {window} is too short: {n:,} row(s) over {span} need windows of at least {shortest} to have one row each "
+    "on average; give a longer time, or a number of rows"
+)
 
 
 def monitor(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
     data: Data,
-    time: Annotated[str, typer.Option(help="Column with dates or numbers.", show_default=False)],
+    time: Annotated[str, typer.Option(help="Column with dates (YYYY-MM-DD) or numbers.", show_default=False)],
     window: Annotated[
         str, typer.Option(help="Rows in a window (500), or a length of time (30D, W, MS).", show_default=False)
     ],
@@ -58,9 +74,11 @@ def monitor(
         from sitewise.report.timeline import timeline_figure
         from sitewise.tables.writing import whole_file
 
+        times = read_times(rows, time, place)
+        check_window(window, times)
         frame = here.monitor(
             read.X,
-            read_times(rows[time].to_pandas()),
+            times,
             read.Z,
             window=int(window) if window.isdecimal() else window,
             groups=read.groups,
@@ -85,12 +103,61 @@ def monitor(
     output.tell(record, here.outcome.sentence, _window_table(record), f"wrote {out}")
 
 
-def read_times(column: Any) -> Any:
-    """Convert a text column in which all values are numbers to numbers; return other columns unchanged."""
+def read_times(rows: "Rows", name: str, place: "Place") -> "pd.Series":
+    """Read a column of dates or of numbers; raise ValueError for other cells, and for dates that are not ISO dates."""
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+
+    from sitewise.tables.values import known_text, plain
+
+    column = plain(rows.column(name))
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        times: pd.Series = column.to_pandas()
+    elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        times = pd.to_datetime(column.to_pandas())
+    else:
+        times = _times_of_text(known_text(column).to_pandas())
+    strange = np.flatnonzero(times.isna() | times.isin([np.inf, -np.inf]))
+    if len(strange):
+        value = column[int(strange[0])].as_py()
+        said = {"where": place.column(name), "value": "nothing" if value in (None, "") else repr(value)}
+        raise ValueError(NO_TIME.format(**said, **place.row(strange)))
+    return times
+
+
+def _times_of_text(cells: "pd.Series") -> "pd.Series":
+    """Return ISO dates or numbers, whichever most cells are; missing where a cell is something else.
+
+    Times with different offsets from UTC, as around a clock change, become UTC.
+    """
     import pandas as pd
 
-    numbers = pd.to_numeric(column, errors="coerce")
-    return numbers if pd.api.types.is_string_dtype(column) and numbers.notna().all() else column
+    numbers = pd.to_numeric(cells, errors="coerce")
+    offsets = cells.str.extract(OFFSET, expand=False).fillna("")
+    iso = cells.where(cells.str.fullmatch(ISO).fillna(False).astype(bool))
+    dates = pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=offsets.nunique() > 1)
+    return numbers if numbers.notna().sum() > dates.notna().sum() else dates
+
+
+def check_window(window: str, times: "pd.Series") -> None:
+    """Raise ValueError for a length of less than a day that gives more windows than rows, or is below the times' unit.
+
+    Other windows that are wrong are reported by `monitor`.
+    """
+    import pandas as pd
+
+    try:
+        length = pd.tseries.frequencies.to_offset(window)
+    except ValueError:
+        return
+    if not isinstance(length, pd.offsets.Tick) or not pd.api.types.is_datetime64_any_dtype(times):
+        return
+    span = times.max() - times.min()
+    shortest = max(span / len(times), pd.Timedelta(1, times.dt.unit))
+    if length.nanos > 0 and pd.Timedelta(length) < min(shortest, pd.Timedelta(days=1)):
+        said = {"n": len(times), "span": span, "shortest": shortest.ceil("s")}
+        raise ValueError(TOO_SHORT.format(window=window, **said))
 
 
 def _window_table(record: dict[str, Any]) -> Table:
@@ -100,9 +167,10 @@ def _window_table(record: dict[str, Any]) -> Table:
         table.add_column(
             name, justify="right" if name in ("rows", "P(class)", "p") else "left", no_wrap=name != "class"
         )
-    for line in record["windows"][-SHOWN:]:
+    lines = record["windows"][-SHOWN:]
+    for line, ends in zip(lines, _shown_ends(lines), strict=True):
         table.add_row(
-            *(f"{line[end]:%Y-%m-%d}" if hasattr(line[end], "year") else f"{line[end]:g}" for end in ("start", "end")),
+            *ends,
             f"{line['n']:,}",
             str(line["class"]),
             f"{line['estimate']:.3f}",
@@ -111,3 +179,15 @@ def _window_table(record: dict[str, Any]) -> Table:
             Text("alarm", style="bold red") if line["alarm"] else "",
         )
     return table
+
+
+def _shown_ends(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the first and the last time of each window as text, with times of day if dates alone are ambiguous."""
+    ends = [(line["start"], line["end"]) for line in lines]
+    if not hasattr(ends[0][0], "year"):
+        return [(f"{start:g}", f"{end:g}") for start, end in ends]
+    for form in TIME_FORMATS:
+        shown = [(start.strftime(form).strip(), end.strftime(form).strip()) for start, end in ends]
+        if len(set(shown)) == len(set(ends)):
+            break
+    return shown

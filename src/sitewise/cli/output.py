@@ -24,8 +24,28 @@ VERDICT_STYLES = {"adapt": "bold green", "care": "bold yellow", "do not adapt": 
 Data = Annotated[
     Path, typer.Argument(metavar="DATA", help="CSV (.csv, .csv.gz, .tsv) or Parquet, a row for each sample.")
 ]
-Separator = Annotated[str | None, typer.Option(help="Separator of a CSV; by default a comma (.tsv: a tab).")]
-Encoding = Annotated[str | None, typer.Option(help="Encoding of a CSV, for example latin-1; by default UTF-8.")]
+
+
+def read_separator(given: str | None) -> str | None:
+    """Return the separator that a user names; a tab cannot be typed in every shell."""
+    return "\t" if given in ("\\t", "tab") else given
+
+
+def read_encoding(given: str | None) -> str | None:
+    """Return "utf-8" for every spelling of it; other names are unchanged."""
+    return "utf-8" if given is not None and given.lower().replace("_", "-") in ("utf-8", "utf8") else given
+
+
+Separator = Annotated[
+    str | None,
+    typer.Option(
+        help="Separator of a CSV, such as ; or tab; by default a comma (.tsv: a tab).", callback=read_separator
+    ),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(help="Encoding of a CSV, for example latin-1; by default UTF-8.", callback=read_encoding),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing --out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the summary.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what --json asks for.")]

@@ -7,7 +7,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from sitewise.cli.output import AsJson, Encoding, Output, Quiet, Separator, check_out
+from sitewise.cli.output import AsJson, Encoding, Force, Output, Quiet, Separator, check_out
 
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
@@ -55,13 +55,14 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="Draw the curve to this file, PNG or PDF.")] = None,
     separator: Separator = None,
     encoding: Encoding = None,
+    force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """From labeled source data, plan how many unlabeled rows, or labels, of a new site are enough for a wanted goal."""
     output = Output(quiet, as_json)
     if out is not None:
-        check_out(out, True, reading=[data], suffixes=(".png", ".pdf"))
+        check_out(out, force, reading=[data], suffixes=(".png", ".pdf"))
     wanted = {
         "width": width,
         "kl": kl,

@@ -95,7 +95,7 @@ class Predictions:
         self.packed, self.as_trained = packed, as_trained
         self.sites: set[str] = set()
         labels = here.classes_.tolist()
-        label_type = pa.int64() if all(isinstance(label, int) for label in labels) else pa.string()
+        label_type = pa.infer_type(labels) if all(isinstance(label, int) for label in labels) else pa.string()
         columns = [f"p_{label}" for label in labels]
         columns += [f"{name}_{AS_TRAINED}" for name in columns] if as_trained else []
         if id in (DECISION, *columns):

@@ -25,6 +25,7 @@ def serve(
     with output.working(f"reading {site}"):
         from sitewise.integrations import serving
 
+        serving.check_address(host, port)
         pyfunc = serving.prepare(site, trust or ())
     names = ", ".join(column.name + ("" if column.needed else " (may be missing)") for column in pyfunc.frames.columns)
     output.tell({}, f"rows with the columns {names} are taken at http://{host}:{port}/invocations; stop with Ctrl+C")

@@ -1,5 +1,6 @@
 """Serve a saved model or site by MLflow's scoring server, for `sitewise serve`."""
 
+import asyncio
 import importlib
 import json
 import os
@@ -9,6 +10,7 @@ from typing import Any
 from sitewise.integrations.mlflow import NO_LIBRARY, TRUSTED, PyFunc, load_folder, signature_of
 
 TOO_DEEP = "the body must be a table of rows: its JSON is nested too deep to be read"
+NO_ADDRESS = "cannot listen at {host}:{port} ({reason}): choose another --port, or a --host of this machine"
 SERVED = "SITEWISE_SERVED"  # environment variable with the folder that a worker serves
 
 
@@ -73,6 +75,29 @@ async def _too_deep(request: Any, error: Exception) -> Any:
 def app() -> Any:
     """Return the application of one worker, for the folder that the environment variable `SERVED` names."""
     return scoring_app(load_folder(os.environ[SERVED]))
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise OSError if a server cannot listen at an address, for example because another program does.
+
+    Parameters
+    ----------
+    host : str
+        The address to listen at.
+    port : int
+        The port to listen at.
+    """
+    try:
+        asyncio.run(_bind(host, port))
+    except OSError as error:
+        reason = (error.strerror or str(error)).rpartition(": ")[2]
+        raise OSError(NO_ADDRESS.format(host=host, port=port, reason=reason)) from error
+
+
+async def _bind(host: str, port: int) -> None:
+    """Bind an address as uvicorn does, and free it again."""
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    server.close()
 
 
 def prepare(folder: str | os.PathLike[str], trusted: Sequence[str] = ()) -> PyFunc:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from sitewise.arrays import did_you_mean
 from sitewise.evaluation import metric_name
 from sitewise.report.page.content import Content
+from sitewise.report.wording import by_labels, known_labels, rows_here
 
 NAMESPACE = "https://mc.chai.org/v0.2/schema.xsd"
 TO_FILL_IN = "To be filled in by the author."
@@ -64,10 +65,11 @@ def applied_model_card(content: Content, author: Mapping[str, str] | None = None
             content["classes"], prevalence["estimate"], prevalence["low"], prevalence["high"], strict=True
         )
     ]
-    testing = f"{content['rows']:,} unlabeled rows of {content['site']}"
+    labels = known_labels(content)
+    testing = f"{rows_here(content['rows'], labels)}, of {content['site']}"
     process = (
-        "Expected from the adapted posterior of P(y|x,z), without labels; intervals include the uncertainty of the "
-        "prevalence, of the calibration and of the labels, and assume that P(x|y,z) is that of the training sites."
+        f"Expected from the adapted posterior of P(y|x,z), {by_labels(labels)}; intervals include the uncertainty of "
+        "the prevalence, of the calibration and of the labels, and assume that P(x|y,z) is that of the training sites."
     )
     tree: dict[str, Any] = {
         "BasicInfo": {
@@ -167,6 +169,7 @@ def tripod_checklist(content: Content) -> list[dict[str, Any]]:
         has to fill it in.
     """
     facts, performance = _facts(content), content["performance"]
+    labels = known_labels(content)
     sites = content["prevalence"].get("sites") or []
     measures = None
     if performance:
@@ -175,13 +178,13 @@ def tripod_checklist(content: Content) -> list[dict[str, Any]]:
             for name, value in performance["metrics"].items()
             if value["estimate"] is not None
         ]
-        measures = f"Expected without labels, {content['level']:.0%} intervals: {'; '.join(shown)}."
+        measures = f"Expected {by_labels(labels)}, {content['level']:.0%} intervals: {'; '.join(shown)}."
     known: dict[str, str | None] = {
         "5": _development(content, facts),
         "6": f"Rows of {content['site']}: {content['rows']:,}.",
         "8": f"The class, one of {', '.join(content['classes'])}.",
         "9": f"Confounders z: {_confounders(content)}.",
-        "10": f"{facts.get('rows', '?')} labeled training rows, {content['rows']:,} unlabeled rows here.",
+        "10": f"{facts.get('rows', '?')} labeled training rows, {rows_here(content['rows'], labels)} here.",
         "11": _missing(content),
         "12": f"Calibration: {facts.get('calibration', '?')}. Prevalence: {facts.get('model of the prevalence', '?')}. "
         f"Outcome here: {content['outcome']['word']}.",
@@ -296,7 +299,7 @@ def _key_metric(goal: str, results: list[tuple[str, Any]], data: str, process: s
             for label, value in shown
         ],
         "Interpretation": "Estimates with their intervals; see the site's report.",
-        "TestType": "internal, at the site, without labels",
+        "TestType": "internal, at the site, expected values",
         "TestingDataDescription": data,
         "ValidationProcessAndJustification": process,
     }

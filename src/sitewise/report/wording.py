@@ -2,8 +2,10 @@
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sitewise.diagnosis.outcome import UNCHANGED
 
 ELLIPSIS = "…"
 
@@ -15,21 +17,21 @@ OUTCOMES = {
         "trained."
     ),
     ("partly adapted", "few rows"): (
-        "Partly adapted: {applied} of the change that the rows suggest was made, because the rows are too few for "
-        "more; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
+        "Partly adapted: {applied} of the {change} that the rows suggest was made, because the rows are too few for "
+        "more; the share of {name} {moves} {here} here, {trained} as trained, {rows} by the rows alone."
     ),
     ("partly adapted", "rehearsal"): (
-        "Partly adapted: {applied} of the change that the rows suggest was made, because estimates at rehearsed sites "
-        "had errors; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
+        "Partly adapted: {applied} of the {change} that the rows suggest was made, because estimates at rehearsed "
+        "sites had errors; the share of {name} {moves} {here} here, {trained} as trained, {rows} by the rows alone."
     ),
     ("as trained", "asked"): "As trained, as requested (policy='as trained'): the share of {name} is {here}.",
     ("as trained", "check"): (
         "As trained: the check of {failed} failed, so the rows here are not trusted; the share of {name} stays at "
-        "{here}, although the rows alone suggest {rows}."
+        "{here}, {though}."
     ),
     ("as trained", "rehearsal"): (
         "As trained: estimates at rehearsed sites had errors, so the rows here are not trusted; the share of {name} "
-        "stays at {here}, although the rows alone suggest {rows}."
+        "stays at {here}, {though}."
     ),
     ("as trained", "nothing changed"): (
         "As trained: the rows here show the same prevalence as in training; the share of {name} is {here} here, "
@@ -64,10 +66,7 @@ REHEARSALS = {
         "Held-out rows, adapted to as if they came from a new site, have a log loss of {after:.3f} ({before:.3f} as "
         "trained); differences between sites were not rehearsed."
     ),
-    "sites": (
-        "Adapting to your own sites, each left out in turn, {verb} the log loss from {before:.3f} to {after:.3f} "
-        "({better} of {count} sites better)."
-    ),
+    "sites": ("Adapting to your own sites, each left out in turn, {change} ({better} of {count} sites better)."),
 }
 NO_SITES = (
     "fit: no sample_domain is given, so all rows count as one site: differences between sites cannot be learned, and "
@@ -266,21 +265,34 @@ def outcome_sentence(
     """The sentence that says what was done at a site and why.
 
     It gives the share of the second of two classes. With more classes, it gives the share of the class that changes
-    most by the rows alone.
+    most by the rows alone. `applied_share` is about the shares of the classes, or, if the rows alone hardly change
+    them, about the predictions (`at_site.outcome.site_grounds`).
     """
     moves = [abs(rows - trained) for rows, trained in zip(rows_alone, as_trained, strict=True)]
     k = 1 if len(names) == 2 else moves.index(max(moves))
+    steps = [abs(_log_odds(rows) - _log_odds(trained)) for rows, trained in zip(rows_alone, as_trained, strict=True)]
+    by_share = max(steps) >= UNCHANGED
+    asked = percent(rows_alone[k])
+    though = "as the rows alone suggest" if asked == percent(here[k]) else f"although the rows alone suggest {asked}"
     said = OUTCOMES[word, reason].format(
         name=quoted(names[k]),
         here=percent(here[k]),
         trained=percent(as_trained[k]),
-        rows=percent(rows_alone[k]),
+        rows=asked,
         applied=f"{100 * applied_share:.0f}%",
+        change="change" if by_share else "change of the predictions",
+        moves="is" if by_share else "hardly changes:",
+        though=though,
         failed=failed,
     )
     if reason == "asked" or abs(slope - 1.0) < NOTABLE_SLOPE:
         return said
     return f"{said} {(LESS_EXTREME if slope < 1.0 else MORE_EXTREME).format(slope=slope)}"
+
+
+def _log_odds(share: float) -> float:
+    inside = min(max(share, 1e-12), 1.0 - 1e-12)
+    return math.log(inside) - math.log1p(-inside)
 
 
 def risk_sentence(word: str, reason: str, gains: Sequence[float]) -> str:
@@ -297,8 +309,26 @@ def risk_sentence(word: str, reason: str, gains: Sequence[float]) -> str:
 
 def rehearsal_sentence(kind: str | None, before: float, after: float, better: int, count: int) -> str:
     """The sentence about a rehearsal; `before` and `after` are the log loss as trained and adapted."""
-    verb = "lowered" if after < before else "raised"
-    return REHEARSALS[kind].format(verb=verb, before=before, after=after, better=better, count=count)
+    change = f"{'lowered' if after < before else 'raised'} the log loss from {before:.3f} to {after:.3f}"
+    if f"{before:.3f}" == f"{after:.3f}":
+        change = f"left the log loss at {after:.3f}"
+    return REHEARSALS[kind].format(change=change, before=before, after=after, better=better, count=count)
+
+
+def known_labels(content: Mapping[str, Any]) -> int:
+    """The number of rows with a known label in the content of a report."""
+    entries = [entry for part in content["done"] for entry in part["entries"]]
+    return next((entry["value"] for entry in entries if entry["name"] == "rows with a known label"), 0)
+
+
+def rows_here(count: int, labels: int) -> str:
+    """The rows of a site, and how many of them have a known label."""
+    return f"{plural(count, 'row')}, {labels:,} with a label" if labels else plural(count, "unlabeled row")
+
+
+def by_labels(labels: int) -> str:
+    """The words that say whether labels of the site were used."""
+    return f"with {plural(labels, 'known label')}" if labels else "without labels"
 
 
 def crossing_sentence(

@@ -21,6 +21,7 @@ MIXED = (
     "{where}: expected a number as in most rows, got {value!r} in {row}{more}: correct it, or list all classes with "
     "--classes if it is a class"
 )
+ABSENT = "{where} has no row of {absent}, which --classes names: leave it out, or correct its spelling"
 ONE_CLASS = "{where} holds one class only ({value!r}): two or more are needed"
 MANY = (
     "{where} has {count} different values, too many for classes: name a column of classes, or cut the numbers into "
@@ -35,7 +36,10 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
     """
     if given:
         classes = sort_labels([as_label(spelling(label) or label) for label in given])
-        labels(rows, name, classes, place, problems)
+        read = labels(rows, name, classes, place, problems)
+        absent = [label for label in classes if label not in set(read.tolist())]
+        if absent:
+            problems.add(ABSENT.format(where=place.column(name), absent=", ".join(map(repr, absent))))
         return classes
     values = levels(rows, name, place, problems)
     classes = sort_labels([as_label(value) for value in values.categories])

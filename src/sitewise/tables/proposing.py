@@ -25,6 +25,7 @@ SITES = (
 )
 CONFOUNDERS = ("age", "sex", "gender", "race", "ethnicity", "ethnic", "insurance", "projection", "anatom", "anatomical")
 GROUPS = ("patient", "subject", "person", "lesion", "case", "mrn")
+INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")
 IMAGES = re.compile(r"\.(png|jpe?g|tiff?)$", re.IGNORECASE)
 GUESSED_TARGET = "check whether it is the label"
 GUESSED_SITE = "site {name!r} was chosen by its values, not by its name: other columns never vary within it"
@@ -267,6 +268,8 @@ def _why_no_feature(column: Column, target: Column | None, site: Column | None, 
     """Return the reason not to propose a column as a feature; None if it is proposed."""
     if column.kind in NO_FEATURES:
         return NO_FEATURES[column.kind]
+    if INDEX.fullmatch(column.name):
+        return "it is the index that pandas wrote"
     if column.n_distinct == 1 and column.n_known == n_rows:
         return "it is constant"
     if column.kind == "category" and column.n_distinct > min(MOST_LEVELS, max(2, n_rows // 5)):

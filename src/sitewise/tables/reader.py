@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from sklearn.compose import ColumnTransformer
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.artifacts import Record
 from sitewise.tables.classes import learn_classes
 from sitewise.tables.features import (
+    MOST_LEVELS,
     CategoryFeature,
     Feature,
     NumberFeature,
@@ -30,20 +32,28 @@ from sitewise.tables.images import read_image
 from sitewise.tables.manifest.checking import add_unreadable, available_cores
 from sitewise.tables.roles import Roles
 from sitewise.tables.values import (
+    DATES,
     Array,
     Place,
     Rows,
     as_rows,
     find_columns,
+    known_text,
     labels,
     levels,
     names,
     numbers,
+    plain,
     probabilities,
     refuse_kinds,
     text,
 )
 
+DATE = r"^(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{4})([T ]\d.*)?$"  # as text
+TOO_MANY_LEVELS = (
+    "{where} has {count} different values of text, which looks like names: leave it out, or add --categorical {name} "
+    "if these are categories"
+)
 NO_CONFOUNDER = "confounder {name!r} is not among the columns and counts as missing in every row"
 OTHER_ORDER = (
     "the columns of probabilities, {proba}, seem to be in another order than the classes, {classes}: reorder "
@@ -145,12 +155,20 @@ class TableReader:
         refuse_kinds(rows, [name for _, name in roles.columns()], place, problems)
         problems.raise_if_any()
         assert roles.target is not None
+        for name in (n for n in (*roles.features, *roles.confounders) if n not in roles.categorical):
+            if _holds_dates(rows, name):
+                problems.add(DATES.format(where=place.column(name)))
+        problems.raise_if_any()
         classes = learn_classes(rows, roles.target, roles.classes, place, problems)
         order = _order_of(roles, classes, problems)
         features = learn_features(rows, roles.features, roles.categorical, place, problems)
         for name in roles.confounders:
             refuse_decimal_commas(rows, name, place, problems)
         numeric = [n for n in roles.confounders if n not in roles.categorical and holds_numbers(rows, n)]
+        for name in (n for n in roles.confounders if n not in (*roles.categorical, *numeric)):
+            count = len(levels(rows, name, place, problems).categories)
+            if count > MOST_LEVELS:
+                problems.add(TOO_MANY_LEVELS.format(where=place.column(name), count=count, name=name))
         problems.raise_if_any()
         return cls(
             replace(roles, proba=order),
@@ -322,6 +340,17 @@ class TableReader:
         if which == "none" or self.roles.target is None:
             return None
         return labels(rows, self.roles.target, self.classes, place, problems, partly=which == "some")
+
+
+def _holds_dates(rows: Rows, name: str) -> bool:
+    """Return whether a column holds dates, by its type or because most of its known cells of text are dates."""
+    cells = plain(rows.column(name))
+    if pa.types.is_temporal(cells.type):
+        return True
+    if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
+        return False
+    known = known_text(cells).drop_null()
+    return 2 * (pc.sum(pc.match_substring_regex(known, DATE)).as_py() or 0) > len(known)
 
 
 def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tuple[str, ...]:

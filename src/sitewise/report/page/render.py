@@ -116,5 +116,6 @@ def environment() -> Environment:
         name: getattr(wording, name) for name in ("percent", "round_percent", "compact", "fixed", "plural", "whole")
     }
     pages.filters.update(words | {"metric_name": metric_name, "table_points": figures.table_points})
-    pages.globals.update(words | {"sign": sign})
+    said = {name: getattr(wording, name) for name in ("known_labels", "rows_here", "by_labels")}
+    pages.globals.update(words | said | {"sign": sign})
     return pages
