@@ -36,8 +36,8 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
     """
     if given:
         classes = sort_labels([as_label(spelling(label) or label) for label in given])
-        read = labels(rows, name, classes, place, problems)
-        absent = [label for label in classes if label not in set(read.tolist())]
+        seen = set(labels(rows, name, classes, place, problems).tolist())
+        absent = [label for label in classes if label not in seen]
         if absent:
             problems.add(ABSENT.format(where=place.column(name), absent=", ".join(map(repr, absent))))
         return classes
