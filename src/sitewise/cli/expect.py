@@ -9,8 +9,6 @@ from rich.table import Table
 from sitewise.cli.output import AsJson, Encoding, Output, Quiet, Separator
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from sitewise.performance import ExpectedPerformance
     from sitewise.performance.expected import Expected
     from sitewise.tables.values import Place, Rows
@@ -82,21 +80,6 @@ def shown(value: "Expected") -> tuple[str, str]:
     return f"{value.estimate:.3f}", f"{value.low:.3f} to {value.high:.3f}"
 
 
-def read_columns(
-    here: Any,
-    site: Path,
-    data: Path,
-    columns: list[str | None],
-    only_site: str | None,
-    separator: str | None,
-    encoding: str | None,
-) -> "pd.DataFrame":
-    """Read columns of the rows that were passed to `adapt`; raise ValueError if their number differs."""
-    rows, _ = read_rows(here, site, data, columns, only_site, separator, encoding)
-    frame: pd.DataFrame = rows.select([name for name in columns if name]).to_pandas()
-    return frame
-
-
 def read_rows(
     here: Any,
     site: Path,
@@ -106,7 +89,7 @@ def read_rows(
     separator: str | None,
     encoding: str | None,
 ) -> "tuple[Rows, Place]":
-    """Read columns, and the one of the site, of the rows that were passed to `adapt`; also return the rows' place."""
+    """Read columns of the rows that were passed to `adapt`, with their place; raise ValueError for other rows."""
     from sitewise.cli.loading import check_site, reader_of, sites_of, take_site
     from sitewise.tables.files import open_table
     from sitewise.tables.values import Place
@@ -124,7 +107,7 @@ def read_rows(
         raise ValueError(
             f"{data} has {len(rows):,} row(s), the site was adapted on {len(here.rows):,}: give the same rows, in order"
         )
-    return rows, place
+    return rows.select(wanted), place
 
 
 def _predictions(

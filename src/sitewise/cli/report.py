@@ -47,7 +47,7 @@ def report(
     output = Output(quiet, as_json)
     check_out(out, force, suffixes=(".html", ".htm"))
     with output.working(f"reading {site}"):
-        from sitewise.cli.expect import read_columns
+        from sitewise.cli.expect import read_rows
         from sitewise.cli.loading import load_site
         from sitewise.estimator.at_site.reporting import report_content
         from sitewise.report.page.render import render
@@ -59,7 +59,8 @@ def report(
             raise ValueError(NO_SUBGROUPS)
         by: Any = None if subgroups is None else list(split_names(subgroups))
         if data is not None:
-            by = read_columns(here, site, data, by, only_site, separator, encoding).apply(as_numbers)
+            rows, _ = read_rows(here, site, data, by, only_site, separator, encoding)
+            by = rows.to_pandas().apply(as_numbers)
         said = {"outcome_name": outcome_name, "positive": positive}
         here.rename({name: value for name, value in said.items() if value is not None})
         name = site_name or here.site_name or site.resolve().name

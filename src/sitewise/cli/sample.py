@@ -30,7 +30,7 @@ def sample(
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data], suffixes=(".csv", ".parquet"))
     with output.working(f"reading {site} and {data}"):
-        from sitewise.cli.expect import read_columns
+        from sitewise.cli.expect import read_rows
         from sitewise.cli.loading import load_site
         from sitewise.tables.files import open_table
 
@@ -39,7 +39,7 @@ def sample(
         taken = [name for name in (WEIGHT, ROW) if name in columns]
         if taken:
             raise ValueError(NAMED.format(data=data, name=taken[0]))
-        rows = read_columns(here, site, data, list(columns), only_site, separator, encoding)
+        rows = read_rows(here, site, data, list(columns), only_site, separator, encoding)[0].to_pandas()
         drawn = here.sample(n, random_state=seed)
         chosen = rows.iloc[drawn.rows].assign(**{ROW: drawn.rows, WEIGHT: drawn.weight})
         from sitewise.tables.writing import whole_file
